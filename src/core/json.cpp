@@ -1,0 +1,148 @@
+#include "core/json.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <set>
+#include <vector>
+
+namespace offload {
+namespace {
+
+// Forwards events to the library's own DOM builder and refuses what it would accept: deep nesting and repeated keys.
+template <typename AnyJson>
+class StrictBuilder final : public nlohmann::json_sax<AnyJson> {
+  using Base = nlohmann::json_sax<AnyJson>;
+  using string_t = typename Base::string_t;
+
+ public:
+  StrictBuilder(AnyJson& root, std::string_view origin) : dom_(root, false), origin_(origin) {}
+
+  bool null() override { return dom_.null(); }
+  bool boolean(bool value) override { return dom_.boolean(value); }
+  bool number_integer(typename Base::number_integer_t value) override { return dom_.number_integer(value); }
+  bool number_unsigned(typename Base::number_unsigned_t value) override { return dom_.number_unsigned(value); }
+  bool number_float(typename Base::number_float_t value, const string_t& text) override {
+    if (!std::isfinite(value)) throw_error(ErrorCode::input, "{}: JSON number {} is out of range", origin_, text);
+    return dom_.number_float(value, text);
+  }
+  bool string(string_t& value) override { return dom_.string(value); }
+  bool binary(typename Base::binary_t& value) override { return dom_.binary(value); }
+
+  bool start_object(size_t) override {
+    enter();
+    keys_.emplace_back();
+    return dom_.start_object(static_cast<size_t>(-1));
+  }
+  bool key(string_t& value) override {
+    if (!keys_.back().insert(value).second)
+      throw_error(ErrorCode::input, "{}: duplicate JSON key \"{}\"", origin_, printable(value));
+    return dom_.key(value);
+  }
+  bool end_object() override {
+    keys_.pop_back();
+    --depth_;
+    return dom_.end_object();
+  }
+  bool start_array(size_t) override {
+    enter();
+    return dom_.start_array(static_cast<size_t>(-1));
+  }
+  bool end_array() override {
+    --depth_;
+    return dom_.end_array();
+  }
+  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
+    const std::string text = error.what();
+    const size_t colon = text.find(": ");
+    throw_error(ErrorCode::input, "{}: invalid JSON near byte {}: {}", origin_, position,
+                printable(colon == std::string::npos ? text : text.substr(colon + 2)));
+  }
+
+ private:
+  void enter() {
+    if (++depth_ > kJsonDepthMax)
+      throw_error(ErrorCode::input, "{}: JSON nested deeper than {} levels", origin_, kJsonDepthMax);
+  }
+
+  nlohmann::detail::json_sax_dom_parser<AnyJson> dom_;
+  std::string_view origin_;
+  std::vector<std::set<string_t>> keys_;
+  int depth_ = 0;
+};
+
+template <typename AnyJson>
+AnyJson parse_strict(std::string_view text, std::string_view origin) {
+  AnyJson root;
+  StrictBuilder<AnyJson> builder(root, origin);
+  AnyJson::sax_parse(text.begin(), text.end(), &builder);
+  return root;
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, std::string_view origin) { return parse_strict<Json>(text, origin); }
+
+OrderedJson parse_ordered_json(std::string_view text, std::string_view origin) {
+  return parse_strict<OrderedJson>(text, origin);
+}
+
+std::string read_text_file(const std::string& path, int64_t bytes_max) {
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::unique_ptr<std::FILE, Close> file(std::fopen(path.c_str(), "rbe"));
+  if (!file) throw_error(ErrorCode::input, "{}: {}", printable(path, 4096), std::strerror(errno));
+  std::string text;
+  char buffer[1 << 16];
+  while (const size_t count = std::fread(buffer, 1, sizeof buffer, file.get())) {
+    text.append(buffer, count);
+    if (static_cast<int64_t>(text.size()) > bytes_max)
+      throw_error(ErrorCode::input, "{}: larger than the {} bytes allowed here", printable(path, 4096), bytes_max);
+  }
+  if (std::ferror(file.get())) throw_error(ErrorCode::input, "{}: {}", printable(path, 4096), std::strerror(errno));
+  return text;
+}
+
+namespace {
+
+template <typename T>
+bool holds(const Json& value) {
+  if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
+  if constexpr (std::is_same_v<T, std::string>) return value.is_string();
+  if constexpr (std::is_same_v<T, double>) return value.is_number();
+  if constexpr (std::is_same_v<T, int64_t>)
+    return value.is_number_integer() &&
+           (!value.is_number_unsigned() ||
+            value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+}
+
+template <typename T>
+const char* type_name() {
+  if constexpr (std::is_same_v<T, bool>) return "a boolean";
+  if constexpr (std::is_same_v<T, std::string>) return "a string";
+  if constexpr (std::is_same_v<T, double>) return "a number";
+  if constexpr (std::is_same_v<T, int64_t>) return "an integer";
+}
+
+}  // namespace
+
+template <typename T>
+T json_get(const Json& json, const char* key, T fallback, std::string_view origin) {
+  const auto found = json.find(key);
+  if (found == json.end() || found->is_null()) return fallback;
+  if (!holds<T>(*found))
+    throw_error(ErrorCode::input, "{}: {} must be {}, found {}", origin, key, type_name<T>(),
+                printable(found->dump(-1, ' ', false, Json::error_handler_t::replace)));
+  return found->template get<T>();
+}
+
+template bool json_get(const Json&, const char*, bool, std::string_view);
+template std::string json_get(const Json&, const char*, std::string, std::string_view);
+template double json_get(const Json&, const char*, double, std::string_view);
+template int64_t json_get(const Json&, const char*, int64_t, std::string_view);
+
+}  // namespace offload
