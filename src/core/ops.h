@@ -73,7 +73,7 @@ struct RmsNormArgs {
   Rounding rounding = Rounding::fused;
 };
 
-// out = rnd!(silu(rnd(x * scale))), silu(t) = t * sigmoid(t). x, out [rows, n].
+// out = rnd!(silu(rnd(x * scale))), silu(t) = t * sigmoid(t). x, out [rows, n]; out may be x itself.
 struct ScaledSiluArgs {
   Tensor x, out;
   float scale = 1.0f;
@@ -269,7 +269,7 @@ struct SignedRootGateArgs {
   Rounding rounding = Rounding::fused;
 };
 
-// X-list of the ops: argument struct, name, whether a backend may want scratch for it.
+// X-list of the ops: argument struct, name.
 #define OFL_FOR_EACH_OP(X)                \
   X(CopyArgs, copy)                       \
   X(GatherRowsArgs, gather_rows)          \

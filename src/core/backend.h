@@ -1,0 +1,77 @@
+// Backend: one device's memory and its Ops. src/cpu and src/cuda implement it; nothing below tools/ names them.
+//
+// A backend is confined to the thread of its rank. Transfers here are synchronous: they are for loading and for
+// results; the hot path moves experts through its own lanes.
+#ifndef OFFLOAD_CORE_BACKEND_H_
+#define OFFLOAD_CORE_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "core/ops.h"
+#include "core/tensor.h"
+
+namespace offload {
+
+class Backend;
+
+// Device memory, returned when it goes. Move-only.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Backend& owner, void* data, int64_t bytes) : owner_(&owner), data_(data), bytes_(bytes) {}
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    Buffer taken(std::move(other));
+    swap(taken);
+    return *this;
+  }
+  inline ~Buffer();
+
+  void* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  void swap(Buffer& other) {
+    std::swap(owner_, other.owner_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+
+  Backend* owner_ = nullptr;
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string_view name() const = 0;  // "cpu", "cuda:0"
+
+  // Memory aligned to Arena::kAlignment, of undefined content. `tag` says what for ("weights"), for messages. Throws
+  // Error{resource} naming the tag, the bytes asked for and the remedy.
+  virtual Buffer allocate(int64_t bytes, std::string_view tag) = 0;
+
+  virtual Ops& ops() = 0;
+
+  // Contiguous tensors only; return when the bytes have arrived.
+  virtual void upload(std::span<const std::byte> host, const Tensor& device) = 0;
+  virtual void download(const Tensor& device, std::span<std::byte> host) = 0;
+  virtual void fill_zero(const Tensor& device) = 0;
+
+ private:
+  friend class Buffer;
+  virtual void release(void* data, int64_t bytes) noexcept = 0;
+};
+
+inline Buffer::~Buffer() {
+  if (data_ != nullptr) owner_->release(data_, bytes_);
+}
+
+}  // namespace offload
+
+#endif  // OFFLOAD_CORE_BACKEND_H_

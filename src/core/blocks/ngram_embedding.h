@@ -1,0 +1,51 @@
+// Per-layer n-gram embedding: hashed n-grams of token ids fetch rows of a host-side table; a gate computed from the
+// residual streams scales them, a dilated causal convolution mixes them over time, and the result is added to the
+// streams. Replicated on all ranks.
+#ifndef OFFLOAD_CORE_BLOCKS_NGRAM_EMBEDDING_H_
+#define OFFLOAD_CORE_BLOCKS_NGRAM_EMBEDDING_H_
+
+#include <string>
+#include <vector>
+
+#include "core/experts.h"
+#include "core/model_spec.h"
+#include "core/ngram.h"
+#include "core/step.h"
+#include "core/weights.h"
+
+namespace offload {
+
+class NgramEmbedding {
+ public:
+  // Throws Error{input} when the hash constants stored in the checkpoint are not those computed from the config.
+  NgramEmbedding(const ModelSpec& spec, const NgramEmbeddingSpec& ngram, const std::string& prefix,
+                 WeightLoader& loader, StateLayout& layout);
+
+  // The stem of the table's tensor names ("layers.1.ple.ple_embedding.ngram_embedding") and its size.
+  const std::string& table_stem() const { return table_stem_; }
+  int64_t table_rows() const { return hash_.table_rows(); }
+  int64_t table_columns() const { return width_ / hash_.heads(); }
+  // REQUIRES: before the first forward; rows and columns as above. The table outlives the model.
+  void set_table(HostTable& table) { table_ = &table; }
+
+  // stack [rows, streams * hidden] += the embedding of the step's tokens.
+  void add_to(const Step& step, const Tensor& stack);
+
+ private:
+  Tensor fetch_rows(const Step& step);
+
+  NgramHash hash_;
+  std::string table_stem_;
+  int64_t width_, streams_, hidden_, taps_, dilation_;
+  float eps_;
+  Tensor in_;  // [key_proj | value_proj rows, width]
+  Tensor norm_key_, norm_query_, norm_conv_, conv_;
+  size_t history_ = 0;  // in SequenceState
+  HostTable* table_ = nullptr;
+  std::vector<int64_t> row_ids_;
+  std::vector<std::byte> gathered_;
+};
+
+}  // namespace offload
+
+#endif  // OFFLOAD_CORE_BLOCKS_NGRAM_EMBEDDING_H_

@@ -1,0 +1,59 @@
+// Step: everything that one forward pass over one chunk of one sequence needs, handed from block to block.
+//
+// Owns nothing. In planning mode (ops.planning()) the same calls size arenas; no tensor is touched.
+#ifndef OFFLOAD_CORE_STEP_H_
+#define OFFLOAD_CORE_STEP_H_
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "core/arena.h"
+#include "core/backend.h"
+#include "core/collective.h"
+#include "core/experts.h"
+#include "core/ops.h"
+#include "core/sequence.h"
+
+namespace offload {
+
+// How a step computes: the dtype of activations and where formulas round. F32 is the oracle; BF16 with
+// Rounding::reference rounds as the published implementations, with Rounding::fused once per fused chain.
+struct Arithmetic {
+  DType activations = DType::bf16;
+  Rounding rounding = Rounding::fused;
+};
+
+struct Step {
+  Backend& backend;
+  Ops& ops;
+  Arena& arena;
+  ExpertRunner& experts;
+  SequenceState& sequence;
+  Collective* collective = nullptr;  // null for one rank
+  Arithmetic arithmetic;
+  std::span<const int32_t> tokens;  // this chunk; REQUIRES: every id is in the vocabulary
+  int64_t first = 0;                // position of tokens[0]
+
+  // Filled by the model at the step's start.
+  Tensor rope;         // F32 [rows, half, 2] at positions first, first + 1, ...
+  Tensor rope_blocks;  // F32 [blocks completed in this chunk, half, 2] at their first positions
+
+  int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
+  DType dtype() const { return arithmetic.activations; }
+  Rounding rounding() const { return arithmetic.rounding; }
+
+  // y [rows, n] of dtype A in the step's arena.
+  Tensor linear(const Tensor& x, const Tensor& w) const {
+    const Tensor y = arena.take(dtype(), {x.dim(0), w.dim(0)});
+    ops(LinearArgs{x, w, y});
+    return y;
+  }
+  void all_reduce(const Tensor& partial) const {
+    if (collective != nullptr && !ops.planning()) collective->all_reduce_sum(partial);
+  }
+};
+
+}  // namespace offload
+
+#endif  // OFFLOAD_CORE_STEP_H_
