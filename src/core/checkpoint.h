@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base.h"
@@ -31,14 +32,27 @@ struct TensorEntry {
   int64_t bytes = 0;   // product(shape) * dtype_bytes(dtype)
 };
 
+// An open file, closed on destruction.
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int value) : value_(value) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  ~FileDescriptor();
+
+  int get() const { return value_; }
+
+ private:
+  int value_;
+};
+
 class Checkpoint {
  public:
   // `path`: a folder or one file. Throws Error naming every file that is missing, empty or malformed.
   static Checkpoint open(const std::string& path);
-
-  Checkpoint(Checkpoint&&) noexcept;
-  Checkpoint& operator=(Checkpoint&&) noexcept;
-  ~Checkpoint();
 
   // What open() was given.
   const std::string& path() const { return path_; }
@@ -75,19 +89,17 @@ class Checkpoint {
  private:
   struct File {
     std::string path;
-    int descriptor = -1;
+    FileDescriptor descriptor;
     int64_t bytes = 0;
-
-    File(std::string file_path, int file_descriptor, int64_t file_bytes);
-    File(File&& other) noexcept;
-    File& operator=(File&& other) noexcept;
-    ~File();
   };
 
-  explicit Checkpoint(std::string path);
+  explicit Checkpoint(std::string path) : path_(std::move(path)) {}
+  static File open_file(std::string path);
+  static std::vector<TensorEntry> read_header(const File& file);
   void open_folder();
   void open_sharded(const std::string& index_path);
   void open_single(const std::string& file_path);
+  void add_shard(File file, std::span<const std::string> names, std::string_view index_path);
   void sort_tensors();
 
   std::string path_;
@@ -95,6 +107,10 @@ class Checkpoint {
   std::vector<TensorEntry> tensors_;
   std::vector<std::string> warnings_;
 };
+
+// Throws the Error{input} of Checkpoint::at(): `origin` has no tensor `name`; its nearest of `names` are quoted.
+[[noreturn]] void throw_missing_tensor(std::string_view origin, std::string_view name,
+                                       std::span<const std::string_view> names);
 
 }  // namespace offload
 

@@ -119,8 +119,8 @@ constexpr fp16 to_fp16(float value) {
   return code(units + (rest > half || (rest == half && (units & 1u)) ? 1u : 0u));
 }
 
-// The float nearest to zero's side of `value` with its last bit set when anything was cut (round to odd). Rounding the
-// result once more to 16 bits equals rounding `value` once, which rounding twice to nearest does not.
+// `value` cut towards zero to a float, its last bit set when anything was cut (round to odd). Rounding that to nearest
+// with to_bf16 or to_fp16 equals rounding `value` once, which rounding to nearest twice does not.
 float to_float_odd(double value);
 
 }  // namespace offload

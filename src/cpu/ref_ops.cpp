@@ -1,0 +1,202 @@
+// Reference ops without a time axis: copies, products, norms, gates, hyper-connections, mixture of experts.
+#include "cpu/ref_ops.h"
+
+#include "cpu/ref_access.h"
+
+namespace offload::cpu {
+
+void RefOps::execute(const CopyArgs& a) {
+  for (int64_t r = 0; r < a.x.dim(0); ++r)
+    for (int64_t j = 0; j < a.x.dim(1); ++j) set(a.out, get(a.x, r, j), r, j);
+}
+
+void RefOps::execute(const GatherRowsArgs& a) {
+  const int64_t n = a.table.dim(1);
+  for (int64_t r = 0; r < a.ids.dim(0); ++r) {
+    const int64_t id = a.ids.as<int32_t>()[r];
+    for (int64_t c = 0; c < a.copies; ++c)
+      for (int64_t j = 0; j < n; ++j) set(a.out, get(a.table, id, j), r, c * n + j);
+  }
+}
+
+void RefOps::execute(const LinearArgs& a) {
+  for (int64_t n = 0; n < a.w.dim(0); ++n) {
+    const std::vector<double> w = get_row(a.w, n);
+    for (int64_t m = 0; m < a.x.dim(0); ++m) set(a.out, dot(get_row(a.x, m), w), m, n);
+  }
+}
+
+void RefOps::execute(const RmsNormArgs& a) {
+  const Rnd rnd(a.x.dtype(), a.rounding);
+  for (int64_t r = 0; r < a.x.dim(0); ++r) {
+    for (int64_t g = 0; g < a.x.dim(1); ++g) {
+      const std::vector<double> x = get_row(a.x, r, g);
+      const double scale = 1.0 / std::sqrt(mean_square(x) + static_cast<double>(a.eps));
+      for (int64_t j = 0; j < a.x.dim(2); ++j) {
+        const double normalised = x[static_cast<size_t>(j)] * scale;
+        const double w = get(a.w, a.w.dim(0) == 1 ? 0 : g, j);
+        switch (a.weight) {
+          case NormWeight::one_plus:
+            set(a.out, normalised * (1.0 + w), r, g, j);
+            break;
+          case NormWeight::plain:
+            set(a.out, rnd(normalised) * w, r, g, j);
+            break;
+        }
+      }
+    }
+  }
+}
+
+void RefOps::execute(const ScaledSiluArgs& a) {
+  const Rnd rnd(a.x.dtype(), a.rounding);
+  for (int64_t r = 0; r < a.x.dim(0); ++r)
+    for (int64_t j = 0; j < a.x.dim(1); ++j) set(a.out, silu(rnd(get(a.x, r, j) * static_cast<double>(a.scale))), r, j);
+}
+
+void RefOps::execute(const SwigluArgs& a) {
+  const Rnd rnd(a.out.dtype(), a.rounding);
+  const int64_t n = a.out.dim(1);
+  for (int64_t r = 0; r < a.x.dim(0); ++r)
+    for (int64_t j = 0; j < n; ++j) set(a.out, rnd(silu(get(a.x, r, j))) * get(a.x, r, n + j), r, j);
+}
+
+void RefOps::execute(const AddArgs& a) {
+  for (int64_t r = 0; r < a.x.dim(0); ++r)
+    for (int64_t j = 0; j < a.x.dim(1); ++j) set(a.out, get(a.x, r, j) + get(a.y, r, j), r, j);
+}
+
+void RefOps::execute(const MulSigmoidArgs& a) {
+  const Rnd rnd(a.x.dtype(), a.rounding);
+  for (int64_t r = 0; r < a.x.dim(0); ++r)
+    for (int64_t h = 0; h < a.x.dim(1); ++h)
+      for (int64_t j = 0; j < a.x.dim(2); ++j)
+        set(a.out, get(a.x, r, h, j) * rnd(sigmoid(get(a.gate, r, h, j))), r, h, j);
+}
+
+void RefOps::execute(const StreamMixArgs& a) {
+  const Rnd rnd(a.x.dtype(), a.rounding);
+  const int64_t n = a.out.dim(1);
+  for (int64_t r = 0; r < a.out.dim(0); ++r) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int64_t c = 0; c < a.streams; ++c) sum += rnd(rnd(sigmoid(get(a.u, r, c * n + j))) * get(a.x, r, c * n + j));
+      set(a.out, sum / static_cast<double>(a.streams), r, j);
+    }
+  }
+}
+
+void RefOps::execute(const StreamWriteArgs& a) {
+  const Rnd rnd(a.stack.dtype(), a.rounding);
+  const int64_t n = a.y.dim(1);
+  for (int64_t r = 0; r < a.y.dim(0); ++r) {
+    for (int64_t c = 0; c < a.streams; ++c) {
+      const double inj = rnd(2.0 * rnd(sigmoid(rnd(get(a.logits, r, c) / static_cast<double>(a.streams)))));
+      for (int64_t j = 0; j < n; ++j)
+        set(a.stack, get(a.stack, r, c * n + j) + rnd(get(a.y, r, j) * inj), r, c * n + j);
+    }
+  }
+}
+
+void RefOps::execute(const GatedNormArgs& a) {
+  const Rnd rnd(a.x.dtype(), a.rounding);
+  for (int64_t r = 0; r < a.x.dim(0); ++r) {
+    for (int64_t h = 0; h < a.x.dim(1); ++h) {
+      const std::vector<double> x = get_row(a.x, r, h);
+      const double scale = 1.0 / std::sqrt(mean_square(x) + static_cast<double>(a.eps));
+      for (int64_t j = 0; j < a.x.dim(2); ++j) {
+        const double z = get(a.z, r, h, j);
+        const double act = a.gate == Gate::sigmoid ? sigmoid(z) : silu(z);
+        set(a.out, rnd(get(a.w, j) * rnd(x[static_cast<size_t>(j)] * scale)) * act, r, h, j);
+      }
+    }
+  }
+}
+
+void RefOps::execute(const RouterTopkArgs& a) {
+  const int64_t experts = a.logits.dim(1), k = a.ids.dim(1);
+  for (int64_t r = 0; r < a.logits.dim(0); ++r) {
+    const std::vector<double> logits = get_row(a.logits, r);
+    double largest = logits[0], denominator = 0;
+    for (const double logit : logits) largest = std::max(largest, logit);
+    for (const double logit : logits) denominator += std::exp(logit - largest);
+
+    // Repeated argmax; the first of equals is the lower id. Logits order as probabilities do.
+    std::vector<int64_t> chosen;
+    std::vector<bool> taken(logits.size(), false);
+    double chosen_sum = 0;
+    for (int64_t s = 0; s < k; ++s) {
+      int64_t best = -1;
+      for (int64_t e = 0; e < experts; ++e) {
+        if (taken[static_cast<size_t>(e)]) continue;
+        if (best < 0 || logits[static_cast<size_t>(e)] > logits[static_cast<size_t>(best)]) best = e;
+      }
+      taken[static_cast<size_t>(best)] = true;
+      chosen.push_back(best);
+      chosen_sum += std::exp(logits[static_cast<size_t>(best)] - largest) / denominator;
+    }
+    for (int64_t s = 0; s < k; ++s) {
+      const int64_t e = chosen[static_cast<size_t>(s)];
+      const double p = std::exp(logits[static_cast<size_t>(e)] - largest) / denominator;
+      a.ids.row<int32_t>(r)[s] = static_cast<int32_t>(e);
+      set(a.weights, round_to(a.round_to, a.normalise ? p / chosen_sum : p), r, s);
+    }
+  }
+}
+
+void RefOps::execute(const SwigluExpertsArgs& a) {
+  const Rnd rnd(a.x.dtype(), a.rounding);
+  const int64_t hidden = a.x.dim(1), inter = a.intermediate;
+  for (const ExpertRun& run : a.runs) {
+    const Tensor gate_up(const_cast<void*>(run.gate_up), a.weight_dtype, {2 * inter, hidden});
+    const Tensor down(const_cast<void*>(run.down), a.weight_dtype, {hidden, inter});
+    for (int64_t i = run.begin; i < run.begin + run.count; ++i) {
+      const std::vector<double> t = get_row(a.x, a.rows[static_cast<size_t>(i)]);
+      std::vector<double> h;
+      for (int64_t j = 0; j < inter; ++j) {
+        const double gate = rnd(dot(t, get_row(gate_up, j)));
+        const double up = rnd(dot(t, get_row(gate_up, inter + j)));
+        h.push_back(round_to(a.x.dtype(), rnd(silu(gate)) * up));
+      }
+      for (int64_t j = 0; j < hidden; ++j) set(a.out, dot(h, get_row(down, j)), a.out_rows[static_cast<size_t>(i)], j);
+    }
+  }
+}
+
+void RefOps::execute(const MoeCombineArgs& a) {
+  const Rnd rnd(a.out.dtype(), a.rounding);
+  const int64_t k = a.weights.dim(1);
+  for (int64_t r = 0; r < a.out.dim(0); ++r) {
+    for (int64_t j = 0; j < a.out.dim(1); ++j) {
+      double routed = 0;
+      for (int64_t s = 0; s < k; ++s) {
+        if (a.present && a.present.row<uint8_t>(r)[s] == 0) continue;
+        routed += get(a.weights, r, s) * get(a.parts, r * k + s, j);
+      }
+      if (!a.shared) {
+        set(a.out, routed, r, j);
+        continue;
+      }
+      const double gate = a.gate ? rnd(sigmoid(get(a.gate, r, 0))) : 1.0;
+      set(a.out, rnd(routed) + rnd(gate * get(a.shared, r, j)), r, j);
+    }
+  }
+}
+
+void RefOps::execute(const SignedRootGateArgs& a) {
+  const Rnd rnd(a.key.dtype(), a.rounding);
+  const int64_t n = a.key.dim(2);
+  const double floor = rnd(1e-6);
+  for (int64_t r = 0; r < a.key.dim(0); ++r) {
+    for (int64_t c = 0; c < a.key.dim(1); ++c) {
+      double sum = 0;
+      for (int64_t j = 0; j < n; ++j) sum += rnd(get(a.key, r, c, j) * get(a.query, r, c, j));
+      const double s = rnd(rnd(sum) / std::sqrt(static_cast<double>(n)));
+      const double sign = s > 0 ? 1.0 : s < 0 ? -1.0 : 0.0;
+      const double g = rnd(std::sqrt(std::max(std::abs(s), floor))) * sign;
+      for (int64_t j = 0; j < n; ++j) set(a.out, rnd(sigmoid(g)) * get(a.value, r, j), r, c, j);
+    }
+  }
+}
+
+}  // namespace offload::cpu
