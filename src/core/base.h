@@ -53,8 +53,7 @@ std::string printable(std::string_view text, size_t bytes_max = 200);
 }  // namespace offload
 
 // A bug if false; always on. Never used on what a user or a file supplies.
-#define OFL_ASSERT(condition)                                                           \
-  (static_cast<bool>(condition) ? static_cast<void>(0)                                  \
-                                : ::offload::assertion_failed(#condition, __FILE__, __LINE__))
+#define OFL_ASSERT(condition) \
+  (static_cast<bool>(condition) ? static_cast<void>(0) : ::offload::assertion_failed(#condition, __FILE__, __LINE__))
 
 #endif  // OFFLOAD_CORE_BASE_H_

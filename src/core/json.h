@@ -1,7 +1,7 @@
 // JSON from disk, the network or the user, read as hostile input.
 //
-// Json sorts keys; OrderedJson keeps the order of the text (chat templates need it) but looks keys up linearly, so it is
-// not for objects with thousands of keys. Thread-safe: no state.
+// Json sorts keys; OrderedJson keeps the order of the text (chat templates need it) but looks keys up linearly, so it
+// is not for objects with thousands of keys. Thread-safe: no state.
 #ifndef OFFLOAD_CORE_JSON_H_
 #define OFFLOAD_CORE_JSON_H_
 
@@ -28,8 +28,8 @@ OrderedJson parse_ordered_json(std::string_view text, std::string_view origin);
 // file is larger than `bytes_max`.
 std::string read_text_file(const std::string& path, int64_t bytes_max);
 
-// json[key] as T, or `fallback` when the key is absent or null. Throws Error{input} naming origin, key, the expected and
-// the found type when the value is of another type.
+// json[key] as T, or `fallback` when the key is absent or null. Throws Error{input} naming origin, key, the expected
+// and the found type when the value is of another type.
 template <typename T>
 T json_get(const Json& json, const char* key, T fallback, std::string_view origin);
 
