@@ -84,7 +84,9 @@ AnyJson parse_strict(std::string_view text, std::string_view origin) {
 
 }  // namespace
 
-Json parse_json(std::string_view text, std::string_view origin) { return parse_strict<Json>(text, origin); }
+Json parse_json(std::string_view text, std::string_view origin) {
+  return parse_strict<Json>(text, origin);
+}
 
 OrderedJson parse_ordered_json(std::string_view text, std::string_view origin) {
   return parse_strict<OrderedJson>(text, origin);
