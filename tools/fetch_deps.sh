@@ -5,7 +5,7 @@
 # update) and the network. Takes seconds: 2 MB to download, 7 MB when unpacked.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+root=$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=tools/packages.sh
 . "$root/tools/packages.sh"
 

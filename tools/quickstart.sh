@@ -3,7 +3,7 @@
 # of that question, and its answer alone goes to stdout. Run it again as often as you like: only what changed is built.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+root=$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=tools/packages.sh
 . "$root/tools/packages.sh"
 # shellcheck source=tools/build.sh

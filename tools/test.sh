@@ -6,10 +6,11 @@
 #   --sanitize   with the address and undefined-behaviour sanitizers, in build-sanitize
 #   --clang      with clang, in build-clang
 #
-# How long it takes: see the table "Measured" in README.md.
+# With the suite of 2026-11-29 (four entries) on two cores, Debian 12, g++ 12: 23 s from a clean clone, of which the
+# tests take 0.4 s; 0.5 s when nothing has changed.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+root=$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=tools/packages.sh
 . "$root/tools/packages.sh"
 # shellcheck source=tools/build.sh
