@@ -36,8 +36,8 @@ struct Step {
   int64_t first = 0;                // position of tokens[0]
 
   // Filled by the model at the step's start.
-  Tensor rope;         // F32 [rows, half, 2] at positions first, first + 1, ...
-  Tensor rope_blocks;  // F32 [blocks completed in this chunk, half, 2] at their first positions
+  Tensor rope{};         // F32 [rows, half, 2] at positions first, first + 1, ...
+  Tensor rope_blocks{};  // F32 [blocks completed in this chunk, half, 2] at their first positions
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
   DType dtype() const { return arithmetic.activations; }
