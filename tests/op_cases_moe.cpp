@@ -1,7 +1,207 @@
+// Cases of the mixture of experts: router_topk, swiglu_experts, moe_combine.
+#include <cmath>
+#include <numeric>
+
 #include "op_case_families.h"
 
 namespace offload {
+namespace {
 
-void append_moe_cases(std::vector<OpCase>&) {}
+using Tensors = std::span<const Tensor>;
+
+void append_router(std::vector<OpCase>& cases, DType logits, int64_t rows, int64_t experts, int64_t k, int64_t pad,
+                   std::string_view kind, const Fill& fill) {
+  for (const bool normalise : {true, false})
+    for (const DType round_to : kActivations)
+      cases.push_back(
+          {"router_topk",
+           fmt::format("router_topk/{},{}/rows={},experts={},k={},normalise={},round_to={},pad={}", label(logits), kind,
+                       rows, experts, k, normalise, label(round_to), pad),
+           {padded(input("logits", logits, {rows, experts}, fill), pad),
+            padded(output("ids", DType::i32, {rows, k}), pad), padded(output("weights", DType::f32, {rows, k}), pad)},
+           [=](Ops& ops, Tensors t) {
+             ops(RouterTopkArgs{
+                 .logits = t[0], .ids = t[1], .weights = t[2], .normalise = normalise, .round_to = round_to});
+           },
+           round_to == DType::bf16 ? tolerances::bf16_in_f32 : tolerances::pointwise});
+}
+
+void append_routers(std::vector<OpCase>& cases) {
+  // Values on a grid of 1/4: most rows have ties, at the cut-off too.
+  const Fill tied = [](CaseRandom& random, std::span<double> values) {
+    for (double& value : values) value = static_cast<double>(random.below(16)) / 4;
+  };
+  for (const DType logits : kActivations) {
+    for (const int64_t rows : kCaseRows) append_router(cases, logits, rows, 512, 10, 0, "normal", normal());
+    for (const int64_t experts : {8, 16, 24, 32, 60, 64, 128, 256, 512})
+      for (const int64_t k : {1, 2, 4, 6, 8, 10, 16})
+        if (k <= experts) append_router(cases, logits, 3, experts, k, 0, "normal", normal());
+    for (const int64_t experts : {8, 128, 512}) {
+      append_router(cases, logits, 9, experts, 8, 5, "tied", tied);
+      append_router(cases, logits, 2, experts, 8, 0, "equal", constant(-3));
+    }
+    append_router(cases, logits, 9, 128, 8, 0, "normal_spread", normal(3));
+    append_router(cases, logits, 3, 32, 32, 0, "k_is_all", normal());
+    append_router(cases, logits, 3, 512, 512, 0, "k_is_all", normal());
+    append_router(cases, logits, 2, 1, 1, 0, "one_expert", normal());
+    append_router(cases, logits, 3, 64, 8, 0, "huge", normal(3e4));  // all but one probability underflow
+  }
+}
+
+// An expert case: tokens of run e are drawn at random, slots are a permutation of more slots than rows.
+struct ExpertShape {
+  std::string_view kind;
+  int64_t hidden, intermediate, tokens;
+  std::vector<int64_t> counts;
+  int64_t pad = 0;
+};
+
+void append_experts(std::vector<OpCase>& cases, DType a, DType w, DType out, Rounding rounding, const ExpertShape& s) {
+  const std::string name = fmt::format("swiglu_experts/x={},w={},out={},{}/{},hidden={},intermediate={}", label(a),
+                                       label(w), label(out), label(rounding), s.kind, s.hidden, s.intermediate);
+  const auto experts = static_cast<int64_t>(s.counts.size());
+  const int64_t total = std::accumulate(s.counts.begin(), s.counts.end(), int64_t{0});
+  const int64_t slots = total + 3;  // three rows that no run names
+  CaseRandom random(name);
+  std::vector<int32_t> rows, permuted(static_cast<size_t>(slots));
+  for (int64_t i = 0; i < total; ++i) rows.push_back(static_cast<int32_t>(random.below(s.tokens)));
+  std::iota(permuted.begin(), permuted.end(), 0);
+  for (int64_t i = slots - 1; i > 0; --i)
+    std::swap(permuted[static_cast<size_t>(i)], permuted[static_cast<size_t>(random.below(i + 1))]);
+  permuted.resize(static_cast<size_t>(total));
+
+  const auto run = [=, counts = s.counts, inter = s.intermediate](Ops& ops, Tensors t) {
+    std::vector<ExpertRun> runs;
+    int64_t begin = 0;
+    for (int64_t e = 0; e < experts; ++e) {
+      const int64_t count = counts[static_cast<size_t>(e)];
+      runs.push_back({.gate_up = t[2].narrow(0, e, 1).data(),
+                      .down = t[3].narrow(0, e, 1).data(),
+                      .begin = begin,
+                      .count = count});
+      begin += count;
+    }
+    ops(SwigluExpertsArgs{.x = t[0],
+                          .out = t[1],
+                          .runs = runs,
+                          .rows = rows,
+                          .out_rows = permuted,
+                          .intermediate = inter,
+                          .weight_dtype = w,
+                          .rounding = rounding});
+  };
+  const auto inverse_root = [](int64_t n) { return 1.0 / std::sqrt(static_cast<double>(n)); };
+  const bool rounded = a == DType::bf16 && rounding == Rounding::reference;
+  cases.push_back(
+      {"swiglu_experts",
+       name,
+       {padded(input("x", a, {s.tokens, s.hidden}), s.pad), padded(output("out", out, {slots, s.hidden}), s.pad),
+        input("gate_up", w, {experts, 2 * s.intermediate, s.hidden}, normal(inverse_root(s.hidden))),
+        input("down", w, {experts, s.hidden, s.intermediate}, normal(inverse_root(s.intermediate)))},
+       run,
+       rounded ? tolerances::sum_of_sums_rounded : tolerances::sum_of_sums});
+}
+
+void append_all_experts(std::vector<OpCase>& cases) {
+  const ExpertShape shapes[] = {
+      {"no_runs", 64, 24, 3, {}},
+      {"all_counts_zero", 64, 24, 3, {0, 0}},
+      {"counts_0_1_8_9", 72, 24, 20, {0, 1, 0, 8, 9, 0}},
+      {"counts_2_7", 77, 13, 9, {2, 7}, 3},
+      {"one_run_with_all_tokens", 64, 40, 65, {0, 65, 0}},
+      {"counts_64_130", 70, 24, 130, {64, 130}},
+      {"published_decode", 2560, 640, 1, {1}},
+      {"published_slice", 2560, 160, 8, {1, 2, 0, 1}},
+      {"published_width", 256, 640, 9, {8, 9}, 64},
+      {"tiny", 3, 2, 4, {1, 3}},
+  };
+  for (const DType a : kActivations)
+    for (const DType w : kActivations)
+      for (const DType out : kActivations)
+        for (const Rounding rounding : kRoundings) {
+          if (out == DType::bf16 && a == DType::f32) continue;               // out is A or F32
+          if (a == DType::f32 && rounding == Rounding::reference) continue;  // the same computation
+          for (const ExpertShape& shape : shapes) append_experts(cases, a, w, out, rounding, shape);
+        }
+}
+
+// Slots present in a case: row 2 has none, the others lack about a quarter.
+bool is_present(int64_t row, int64_t slot) {
+  return row != 2 && (row * 7 + slot * 3) % 4 != 0;
+}
+
+enum class Shared : uint8_t { none, plain, gated };
+
+struct CombineShape {
+  int64_t rows, k, n, pad;
+  bool masked;
+  Shared shared;
+};
+
+void append_combine(std::vector<OpCase>& cases, DType parts, DType out, Rounding rounding, const CombineShape& s) {
+  const Fill poison_absent = [=](CaseRandom& random, std::span<double> values) {
+    for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
+      const int64_t slot = i / s.n;
+      values[static_cast<size_t>(i)] = is_present(slot / s.k, slot % s.k) ? random.normal() : NAN;
+    }
+  };
+  const Fill mask = [=](CaseRandom&, std::span<double> values) {
+    for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i)
+      values[static_cast<size_t>(i)] = is_present(i / s.k, i % s.k) ? 1 : 0;
+  };
+  const Fill weights = [=](CaseRandom& random, std::span<double> values) {
+    for (double& value : values) value = 2 * random.uniform() / static_cast<double>(s.k);
+  };
+  std::vector<CaseTensor> tensors = {
+      padded(input("parts", parts, {s.rows * s.k, s.n}, s.masked ? poison_absent : normal()), s.pad),
+      padded(input("weights", DType::f32, {s.rows, s.k}, weights), s.pad),
+      padded(output("out", out, {s.rows, s.n}), s.pad)};
+  if (s.masked) tensors.push_back(padded(input("present", DType::u8, {s.rows, s.k}, mask), s.pad));
+  if (s.shared != Shared::none) tensors.push_back(padded(input("shared", out, {s.rows, s.n}), s.pad));
+  if (s.shared == Shared::gated) tensors.push_back(padded(input("gate", out, {s.rows, 1}, normal(2)), s.pad));
+  const bool rounded = out == DType::bf16 && rounding == Rounding::reference;
+  cases.push_back(
+      {"moe_combine",
+       fmt::format("moe_combine/parts={},out={},{}/rows={},k={},n={},pad={},masked={},shared={}", label(parts),
+                   label(out), label(rounding), s.rows, s.k, s.n, s.pad, s.masked, static_cast<int>(s.shared)),
+       tensors,
+       [=](Ops& ops, Tensors t) {
+         MoeCombineArgs args{.parts = t[0],
+                             .weights = t[1],
+                             .present = {},
+                             .shared = {},
+                             .gate = {},
+                             .out = t[2],
+                             .rounding = rounding};
+         size_t next = 3;
+         if (s.masked) args.present = t[next++];
+         if (s.shared != Shared::none) args.shared = t[next++];
+         if (s.shared == Shared::gated) args.gate = t[next++];
+         ops(args);
+       },
+       rounded ? tolerances::pointwise_rounded : tolerances::pointwise});
+}
+
+void append_combines(std::vector<OpCase>& cases) {
+  std::vector<CombineShape> shapes = {{2, 10, 2560, 0, false, Shared::gated}, {3, 1, 64, 0, true, Shared::none}};
+  for (const bool masked : {false, true})
+    for (const Shared shared : {Shared::none, Shared::plain, Shared::gated}) {
+      shapes.push_back({9, 4, 77, 3, masked, shared});
+      shapes.push_back({7, 10, 64, 0, masked, shared});
+    }
+  for (const int64_t rows : kCaseRows) shapes.push_back({rows, 8, 33, 0, true, Shared::gated});
+  for (const DType parts : kActivations)
+    for (const DType out : kActivations)
+      for (const Rounding rounding : kRoundings)
+        for (const CombineShape& shape : shapes) append_combine(cases, parts, out, rounding, shape);
+}
+
+}  // namespace
+
+void append_moe_cases(std::vector<OpCase>& cases) {
+  append_routers(cases);
+  append_all_experts(cases);
+  append_combines(cases);
+}
 
 }  // namespace offload

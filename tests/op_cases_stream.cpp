@@ -1,7 +1,71 @@
+// Cases of the hyper-connections and the n-gram gate: stream_mix, stream_write, signed_root_gate.
+#include <cmath>
+
 #include "op_case_families.h"
 
 namespace offload {
+namespace {
 
-void append_stream_cases(std::vector<OpCase>&) {}
+using Tensors = std::span<const Tensor>;
+
+struct StreamShape {
+  int64_t rows, streams, n, pad;
+};
+
+void append_mix_and_write(std::vector<OpCase>& cases, DType a, Rounding rounding, const StreamShape& s) {
+  const std::string suffix =
+      fmt::format("{},{}/rows={},streams={},n={},pad={}", label(a), label(rounding), s.rows, s.streams, s.n, s.pad);
+  const int64_t width = s.streams * s.n;
+  const bool rounded = a == DType::bf16 && rounding == Rounding::reference;
+  const Tolerance tolerance = rounded ? tolerances::pointwise_rounded : tolerances::pointwise;
+  cases.push_back({"stream_mix",
+                   "stream_mix/" + suffix,
+                   {padded(input("x", a, {s.rows, width}), s.pad), padded(input("u", a, {s.rows, width}), s.pad),
+                    padded(output("out", a, {s.rows, s.n}), s.pad)},
+                   [=](Ops& ops, Tensors t) {
+                     ops(StreamMixArgs{.x = t[0], .u = t[1], .out = t[2], .streams = s.streams, .rounding = rounding});
+                   },
+                   tolerance});
+  for (const DType logits : kActivations) {
+    if (logits == DType::bf16 && a == DType::f32) continue;  // logits are A or F32
+    cases.push_back(
+        {"stream_write",
+         fmt::format("stream_write/logits={},{}", label(logits), suffix),
+         {padded(inout("stack", a, {s.rows, width}, normal(4)), s.pad), padded(input("y", a, {s.rows, s.n}), s.pad),
+          padded(input("logits", logits, {s.rows, s.streams}, normal(3)), s.pad)},
+         [=](Ops& ops, Tensors t) {
+           ops(StreamWriteArgs{.stack = t[0], .y = t[1], .logits = t[2], .streams = s.streams, .rounding = rounding});
+         },
+         tolerance});
+  }
+}
+
+void append_signed_root(std::vector<OpCase>& cases, DType a, Rounding rounding, const StreamShape& s) {
+  for (const double query_scale : {1.0, 0.0, 1e-8})  // 0: sign(0) = 0; 1e-8: below the floor
+    cases.push_back(
+        {"signed_root_gate",
+         fmt::format("signed_root_gate/{},{}/rows={},streams={},n={},pad={},query={}", label(a), label(rounding),
+                     s.rows, s.streams, s.n, s.pad, query_scale),
+         {padded(input("key", a, {s.rows, s.streams, s.n}), s.pad),
+          padded(input("query", a, {s.rows, s.streams, s.n}, normal(query_scale)), s.pad),
+          padded(input("value", a, {s.rows, s.n}), s.pad), padded(output("out", a, {s.rows, s.streams, s.n}), s.pad)},
+         [=](Ops& ops, Tensors t) {
+           ops(SignedRootGateArgs{.key = t[0], .query = t[1], .value = t[2], .out = t[3], .rounding = rounding});
+         },
+         tolerances::signed_root});
+}
+
+}  // namespace
+
+void append_stream_cases(std::vector<OpCase>& cases) {
+  std::vector<StreamShape> shapes = {{2, 4, 2560, 0}, {3, 2, 77, 3}, {3, 3, 64, 8}, {2, 1, 9, 0}};
+  for (const int64_t rows : kCaseRows) shapes.push_back({rows, 4, 37, rows == 8 ? 4 : 0});
+  for (const DType a : kActivations)
+    for (const Rounding rounding : kRoundings)
+      for (const StreamShape& shape : shapes) {
+        append_mix_and_write(cases, a, rounding, shape);
+        append_signed_root(cases, a, rounding, shape);
+      }
+}
 
 }  // namespace offload
