@@ -23,7 +23,7 @@ std::unique_ptr<Ops> make_ops(int threads) {
 // An engine on the demo with all logits of a feed gathered into one vector.
 class Runner {
  public:
-  explicit Runner(Arithmetic arithmetic, int64_t chunk = 2048, int threads = 2)
+  explicit Runner(Arithmetic arithmetic, int64_t chunk = 2048, int threads = 1)
       : backend_(make_ops(threads)), engine_(options(arithmetic, chunk), backend_) {}
 
   Engine& engine() { return engine_; }

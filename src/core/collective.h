@@ -2,6 +2,9 @@
 #ifndef OFFLOAD_CORE_COLLECTIVE_H_
 #define OFFLOAD_CORE_COLLECTIVE_H_
 
+#include <cstdint>
+
+#include "core/base.h"
 #include "core/tensor.h"
 
 namespace offload {
@@ -12,13 +15,25 @@ struct RankSlice {
   int world = 1;
 };
 
+// What a rank gets that waits for a peer which has failed; the peer's own error is the cause.
+class Aborted : public Error {
+ public:
+  Aborted() : Error(ErrorCode::internal, "another rank failed") {}
+};
+
 // Called by all ranks in the same order; the result has the same bits on every rank.
 class Collective {
  public:
   virtual ~Collective() = default;
 
-  // tensor = the sum over ranks of tensor, summed in rank order. F32 or BF16, contiguous.
+  // tensor = the sum over ranks of tensor, summed in rank order in FP32. F32 or BF16, contiguous. Throws Aborted.
   virtual void all_reduce_sum(const Tensor& tensor) = 0;
+
+  // Whether all ranks brought the same value. Throws Aborted.
+  virtual bool all_equal(uint64_t value) = 0;
+
+  // Ends every wait of the group, now and later, with Aborted. From any thread.
+  virtual void abort() noexcept = 0;
 };
 
 }  // namespace offload

@@ -1,0 +1,46 @@
+// RankTeam: one thread per rank, alive as long as the team, that run the same work together.
+//
+// Rank 0 is the calling thread. A rank that throws aborts its collective, all ranks end, and the first cause is rethrown.
+#ifndef OFFLOAD_OFFLOAD_RANK_TEAM_H_
+#define OFFLOAD_OFFLOAD_RANK_TEAM_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace offload {
+
+class RankTeam {
+ public:
+  explicit RankTeam(int world);
+  ~RankTeam();
+
+  int world() const { return static_cast<int>(threads_.size()) + 1; }
+
+  // Runs work(rank) on every rank and returns when all have ended. `abort(rank)` is called on the first rank that throws,
+  // from its thread; it must free the others from their waits. Rethrows the first exception that is not Aborted.
+  void run(const std::function<void(int rank)>& work, const std::function<void(int rank)>& abort);
+
+ private:
+  void run_rank(int rank);
+  void serve(int rank);
+
+  std::mutex mutex_;
+  std::condition_variable work_arrived_, work_done_;
+  const std::function<void(int)>* work_ = nullptr;
+  const std::function<void(int)>* abort_ = nullptr;
+  uint64_t round_ = 0;
+  int running_ = 0;
+  bool stop_ = false;
+  std::exception_ptr first_error_;
+  bool has_cause_ = false;  // first_error_ is no Aborted
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace offload
+
+#endif  // OFFLOAD_OFFLOAD_RANK_TEAM_H_
