@@ -3,7 +3,8 @@
 // An op is an argument struct, check() that states its preconditions, cost() that states its bytes and flops, and one
 // execute() per backend. Conventions, which bind every backend:
 //
-// * A is the activation dtype, F32 or BF16: the dtype of `x`. rnd(v) rounds v to A, to nearest even (nothing for F32).
+// * A is the activation dtype, F32 or BF16: the dtype of `x`, or what the struct says. rnd(v) rounds v to A, to nearest
+//   even (nothing for F32).
 // * `rounding` says where a formula rounds. Rounding::reference: at every rnd below, as the published implementations
 //   do (R-mode of the model specifications). Rounding::fused: the chain stays in FP32 and only rnd! (the store of the
 //   result) rounds (F-mode). With A = F32 the two are the same computation.
@@ -81,7 +82,7 @@ struct ScaledSiluArgs {
 };
 
 // out[r][j] = rnd!(silu(gate)[j] * up[j]); reference rounding: rnd(rnd(silu(gate[j])) * up[j]). gate = the first half
-// of x's last dimension, up = the second. x [rows, 2n] A or F32, out [rows, n] A.
+// of x's last dimension, up = the second. A is the dtype of out. x [rows, 2n] A or F32, out [rows, n] A.
 struct SwigluArgs {
   Tensor x, out;
   Rounding rounding = Rounding::fused;
@@ -205,8 +206,9 @@ struct BlockTopkArgs {
 // Softmax attention of row r (position first + r) over its visible positions P(r), grouped-query: query head h reads
 // key/value head h / (heads / kv_heads). out[r][h] = rnd!(sum_p rnd(softmax_p(rnd(rnd(q . k_p) * scale))) v_p).
 // P(r): without `blocks` all positions <= first + r; with it, the positions of blocks blocks[r][0..counts[r]) (each
-// `ratio` long) and the incomplete tail block. Softmax in FP32, positions in ascending order.
-// q, out [rows, heads, n] A; k, v [positions, kv_heads, n] A, holding at least first + rows positions.
+// `ratio` long) and the incomplete tail block. Softmax in FP32, positions in ascending order. An empty P(r) gives
+// zeros. Positions outside P(r) are not read. q, out [rows, heads, n] A; k, v [positions, kv_heads, n] A, holding at
+// least first + rows positions.
 struct AttentionArgs {
   Tensor q, k, v, out;
   Tensor blocks, counts;  // I32 [rows, budget], I32 [rows]; empty for dense causal attention
@@ -218,7 +220,8 @@ struct AttentionArgs {
 
 // --- mixture of experts ---
 
-// Softmax over all E logits in FP32; the K largest probabilities, ties to the lower id, in descending order:
+// Softmax over all E logits in FP32; the K of largest logit (so that probabilities which FP32 cannot tell apart, or
+// which underflow, have an order), equal logits to the lower id, in descending order:
 // ids[r][s], weights[r][s] = round_to(p / sum of the K) when normalise, else round_to(p).
 // logits [rows, E] A or F32; ids I32 [rows, K]; weights F32 [rows, K].
 struct RouterTopkArgs {
@@ -251,9 +254,9 @@ struct SwigluExpertsArgs {
 
 // routed[r][j] = sum over slots s = 0, 1, ... with present[r][s] of weights[r][s] * parts[r * K + s][j], in FP32;
 // out = rnd!(rnd(routed) + rnd(rnd(sigmoid(gate[r])) * shared[r][j])), or rnd!(routed) without `shared`.
-// parts [rows * K, n] A or F32; rows that are not present are not read. weights F32 [rows, K]; present U8 [rows, K] or
-// empty (all present); shared [rows, n] A; gate [rows, 1] A or F32, or empty (then sigmoid(gate) is 1); out [rows, n]
-// A or F32.
+// parts [rows * K, n] BF16 or F32; rows that are not present are not read. weights F32 [rows, K]; present U8 [rows, K]
+// or empty (all present); shared [rows, n] A; gate [rows, 1] A or F32, or empty (then sigmoid(gate) is 1); out [rows,
+// n]. A is the dtype of out: an F32 partial sum that other ranks add to is not rounded.
 struct MoeCombineArgs {
   Tensor parts, weights, present, shared, gate, out;
   Rounding rounding = Rounding::fused;
