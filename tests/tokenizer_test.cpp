@@ -245,6 +245,16 @@ TEST_CASE("nfc_of_a_text_is_nfc_of_its_stretches") {
   }
 }
 
+TEST_CASE("nfc_of_a_megabyte_of_unordered_marks_takes_no_square_time") {
+  std::string text = "a", buffer;
+  while (text.size() < 1 << 20) text += "\u0301\u0323";
+  const double start = cpu_seconds();
+  const std::string_view normal = nfc(text, buffer);
+  CHECK(cpu_seconds() - start < 2);
+  CHECK(normal.substr(0, 7) == "\u1EA1\u0323\u0323");
+  CHECK(normal.substr(normal.size() - 4) == "\u0301\u0301");
+}
+
 TEST_CASE("qwen3_and_deepseek_v3_files_give_the_published_ids") {
   const Json golden = read_json(kData + "tokenizer/golden.json")["cases"];
   for (const char* name : {"qwen3", "deepseek_v3"}) {
