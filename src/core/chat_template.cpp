@@ -209,7 +209,8 @@ std::optional<ChatTemplate> ChatTemplate::load(const std::string& model_dir) {
   Json config = Json::object();
   if (std::filesystem::exists(config_path)) {
     config = parse_json(read_text_file(config_path, kTokenizerConfigBytesMax), config_path);
-    if (!config.is_object()) throw_error(ErrorCode::input, "{}: expected an object, found {}", config_path, config.type_name());
+    if (!config.is_object())
+      throw_error(ErrorCode::input, "{}: expected an object, found {}", config_path, config.type_name());
   }
   std::optional<ChatTemplate> made;
   if (std::filesystem::exists(template_path)) {
@@ -230,14 +231,16 @@ std::optional<ChatTemplate> ChatTemplate::load(const std::string& model_dir) {
   }
   if (!made) return std::nullopt;
   for (const auto& [key, value] : config.items())
-    if (const auto text = token_text(value); text && key.ends_with("_token")) made->special_tokens_.emplace_back(key, *text);
+    if (const auto text = token_text(value); text && key.ends_with("_token"))
+      made->special_tokens_.emplace_back(key, *text);
   return made;
 }
 
 RenderedPrompt ChatTemplate::render(const OrderedJson& messages, const RenderOptions& options) const {
   check_messages(messages);
   check_options(options);
-  const jinja::Program& program = tool_use_ && options.tools.is_array() && !options.tools.empty() ? *tool_use_ : program_;
+  const jinja::Program& program =
+      tool_use_ && options.tools.is_array() && !options.tools.empty() ? *tool_use_ : program_;
 
   const auto attempt = [&](Heap& heap, Converter& converter) {
     jinja::Variables variables;

@@ -1,13 +1,14 @@
 // The chat template of a checkpoint: messages in, prompt out.
 //
-// Owns the parsed template(s). Renders as the reference does (Jinja2 with trim_blocks, lstrip_blocks and the JSON filter
-// of transformers), byte for byte, and says of every byte whether the template or the request wrote it. Refuses what is
-// not a conversation, and what a template refuses (its own sentence is in the message). Does NOT tokenize, does NOT parse
-// what a model answers, and does NOT turn content given as a list of parts into text: templates that accept lists do.
-// Immutable after construction, so any number of threads may render.
+// Owns the parsed template(s). Renders as the reference does (Jinja2 with trim_blocks, lstrip_blocks and the JSON
+// filter of transformers), byte for byte, and says of every byte whether the template or the request wrote it. Refuses
+// what is not a conversation, and what a template refuses (its own sentence is in the message). Does NOT tokenize, does
+// NOT parse what a model answers, and does NOT turn content given as a list of parts into text: templates that accept
+// lists do. Immutable after construction, so any number of threads may render.
 //
 // What is decided here beyond the language:
-// - Tool-call `arguments` given as JSON text become a mapping when they hold a JSON object (blank text: an empty one); a
+// - Tool-call `arguments` given as JSON text become a mapping when they hold a JSON object (blank text: an empty one);
+// a
 //   template that adds them to a string gets the original text. Text that holds no object is passed on as the string it
 //   is, and an error of that rendering names the message and the call.
 // - A message without content has null content. When the template fails on null content, or would print it as "None",

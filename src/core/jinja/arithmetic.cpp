@@ -30,7 +30,9 @@ std::string_view symbol(BinaryOp op) {
   throw_error(ErrorCode::input, "the result of {} is beyond 64-bit signed", symbol(op));
 }
 
-[[noreturn]] void zero(BinaryOp op) { throw_error(ErrorCode::input, "{} by zero", symbol(op)); }
+[[noreturn]] void zero(BinaryOp op) {
+  throw_error(ErrorCode::input, "{} by zero", symbol(op));
+}
 
 // Python rounds the quotient down and gives the remainder the divisor's sign.
 Value divide_down(BinaryOp op, int64_t a, int64_t b) {

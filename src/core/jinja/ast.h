@@ -1,6 +1,7 @@
 // The parsed form of a template: immutable, shared by all renderings.
 //
-// Names of variables are numbered per template (SymbolTable), so that a lookup compares integers. Thread-safe: no state.
+// Names of variables are numbered per template (SymbolTable), so that a lookup compares integers. Thread-safe: no
+// state.
 #ifndef OFFLOAD_CORE_JINJA_AST_H_
 #define OFFLOAD_CORE_JINJA_AST_H_
 
@@ -38,9 +39,9 @@ enum class ExprKind : uint8_t {
   logical_not,
   negative,
   positive,
-  binary,      // children[0] op children[1]
-  concat,      // children[0] ~ children[1] ~ ...
-  compare,     // children[0] comparisons[0] children[1] comparisons[1] ...
+  binary,   // children[0] op children[1]
+  concat,   // children[0] ~ children[1] ~ ...
+  compare,  // children[0] comparisons[0] children[1] comparisons[1] ...
   logical_and,
   logical_or,
   conditional,  // children: condition, then, else or null
@@ -102,7 +103,7 @@ enum class NodeKind : uint8_t { text, print, branch, loop, set, set_block, macro
 struct Node {
   NodeKind kind;
   int line = 0;
-  Text text;                  // text
+  Text text;                    // text
   std::vector<ExprPtr> values;  // print, set: what; loop: the iterated, and the filter if any; with: the values
   std::vector<Target> targets;  // loop, set, set_block: one; with: one per value
   std::vector<Branch> branches;

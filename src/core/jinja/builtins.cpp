@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/jinja/arithmetic.h"
 #include "core/jinja/format.h"
 
 namespace offload::jinja {
@@ -45,7 +46,9 @@ int64_t Bound::integer(size_t i, int64_t fallback) const {
   return values_[i].value.as_integer();
 }
 
-bool Bound::flag(size_t i, bool fallback) const { return values_[i].given ? truth(values_[i].value) : fallback; }
+bool Bound::flag(size_t i, bool fallback) const {
+  return values_[i].given ? truth(values_[i].value) : fallback;
+}
 
 // --- attributes and items --------------------------------------------------------------------------------------------
 
@@ -118,7 +121,8 @@ Value get_item(const Value& value, const Value& key, Heap& heap) {
   if (value.is(Kind::mapping)) {
     const bool hashable = !key.is(Kind::mapping) && !(key.is(Kind::sequence) && key.as_sequence().shape == Shape::list);
     if (const Value* found = hashable ? value.as_mapping().find(key, heap) : nullptr) return *found;
-    if (key.is(Kind::string) && is_method(value, key.as_text().bytes())) return get_attribute(value, key.as_text(), heap);
+    if (key.is(Kind::string) && is_method(value, key.as_text().bytes()))
+      return get_attribute(value, key.as_text(), heap);
     return key.is(Kind::string) ? Value::undefined(&key.as_text()) : Value();
   }
   if (key.is(Kind::string)) return get_attribute(value, key.as_text(), heap);
@@ -184,11 +188,22 @@ Value get_slice(const Value& value, const Value& begin, const Value& end, const 
   }
   if (value.is(Kind::sequence) && value.as_sequence().indexable()) {
     const Sequence& sequence = value.as_sequence();
+    const Range range = slice_range(begin, end, step, static_cast<int64_t>(sequence.items.size()));
     std::vector<Value> items;
-    each_of(slice_range(begin, end, step, static_cast<int64_t>(sequence.items.size())),
-            [&](size_t at) { items.push_back(sequence.items[at]); });
-    return Value::sequence(
-        heap.sequence(sequence.shape == Shape::tuple ? Shape::tuple : Shape::list, std::move(items)));
+    each_of(range, [&](size_t at) { items.push_back(sequence.items[at]); });
+    Sequence* made = heap.sequence(sequence.shape, std::move(items));
+    if (sequence.shape == Shape::range) {
+      // Unsigned: a range that ends near the largest integer may only be printed wrong.
+      const auto at = [&](int64_t index) {
+        return static_cast<int64_t>(static_cast<uint64_t>(sequence.range_start) +
+                                    static_cast<uint64_t>(index) * static_cast<uint64_t>(sequence.range_step));
+      };
+      made->range_start = at(range.begin);
+      made->range_stop = at(range.end);
+      made->range_step =
+          static_cast<int64_t>(static_cast<uint64_t>(sequence.range_step) * static_cast<uint64_t>(range.step));
+    }
+    return Value::sequence(made);
   }
   throw_error(ErrorCode::input, "{} cannot be sliced", type_name(value));
 }
@@ -276,7 +291,8 @@ Value strftime_now(const Arguments& arguments, Heap& heap, const Clock& clock) {
   char buffer[kFormatBytesMax * 64];
   const std::tm now = clock();
   const size_t count = std::strftime(buffer, sizeof buffer, marked.c_str(), &now);
-  if (count == 0) throw_error(ErrorCode::input, "strftime_now cannot format the time with {}", printable(format->bytes()));
+  if (count == 0)
+    throw_error(ErrorCode::input, "strftime_now cannot format the time with {}", printable(format->bytes()));
   const std::string_view made(buffer + 1, count - 1);
   if (find_invalid_utf8(made) != std::string_view::npos)
     throw_error(ErrorCode::input, "strftime_now gives no UTF-8 with {}", printable(format->bytes()));
@@ -315,16 +331,9 @@ bool is_iterable(const Value& value) {
   return is_sequence(value) || value.is(Kind::sequence) || value.is(Kind::loop);
 }
 
-int64_t integer_operand(std::string_view test, const Value& value) {
-  if (value.is(Kind::undefined)) throw_undefined(value);
-  if (!value.is_integral()) throw_error(ErrorCode::input, "the test '{}' needs an integer, found {}", test, type_name(value));
-  return value.as_integer();
-}
-
-bool divides(std::string_view test, const Value& value, const Value& divisor) {
-  const int64_t by = integer_operand(test, divisor);
-  if (by == 0) throw_error(ErrorCode::input, "the test '{}' divides by zero", test);
-  return by == -1 || integer_operand(test, value) % by == 0;
+// value % divisor == remainder.
+bool leaves(const Value& value, const Value& divisor, int64_t remainder, Heap& heap) {
+  return equal(apply_binary(BinaryOp::modulo, value, divisor, heap), Value::integer(remainder), heap);
 }
 
 // Whether all cased characters are already what `to` makes of them, and there is one.
@@ -389,9 +398,9 @@ bool apply_test(std::string_view name, const Value& value, const Arguments& argu
   if (name == "equalto" || name == "eq" || name == "==") return equal(value, operand(), heap);
   if (name == "in") return contains(operand(), value, heap);
   if (name == "sameas") return same_object(value, operand());
-  if (name == "odd") return alone(integer_operand(name, value) % 2 != 0);
-  if (name == "even") return alone(integer_operand(name, value) % 2 == 0);
-  if (name == "divisibleby") return divides(name, value, operand());
+  if (name == "odd") return alone(leaves(value, Value::integer(2), 1, heap));
+  if (name == "even") return alone(leaves(value, Value::integer(2), 0, heap));
+  if (name == "divisibleby") return leaves(value, operand(), 0, heap);
   if (name == "lower") return alone(is_in_case(value, Case::lower, heap));
   if (name == "upper") return alone(is_in_case(value, Case::upper, heap));
   for (const std::string_view known : {"ne", "!=", "lt", "lessthan", "le", "gt", "greaterthan", "ge"})

@@ -33,7 +33,9 @@ Value items_view(const Mapping& mapping, Shape shape, Heap& heap) {
 
 namespace {
 
-Text text_argument(const Value& value, Heap& heap) { return to_text(value, heap); }
+Text text_argument(const Value& value, Heap& heap) {
+  return to_text(value, heap);
+}
 
 // "a.b.0" as the path of getitem that the attribute arguments of filters mean.
 std::vector<Value> attribute_path(const Value& attribute, Heap& heap) {
@@ -121,8 +123,8 @@ Value filter_title(const Value& input, const Arguments& arguments, Heap& heap) {
   for (size_t at = 0; at < text.size();) {
     const size_t begin = at;
     const char32_t c = next_code_point(text.bytes(), at);
-    const bool separator = is_space(c) || (c < 0x80 && std::string_view("-({[<").find(static_cast<char>(c)) !=
-                                                           std::string_view::npos);
+    const bool separator =
+        is_space(c) || (c < 0x80 && std::string_view("-({[<").find(static_cast<char>(c)) != std::string_view::npos);
     out.append(change_case(text.slice(begin, at), separator || inside_word ? Case::lower : Case::upper));
     inside_word = !separator;
   }
@@ -198,7 +200,8 @@ Value filter_map(const Value& input, const Arguments& arguments, Heap& heap) {
     return heap.iterator(std::move(items));
   }
   const Value name = arguments.positional[0];
-  if (!name.is(Kind::string)) throw_error(ErrorCode::input, "map needs the name of a filter, found {}", type_name(name));
+  if (!name.is(Kind::string))
+    throw_error(ErrorCode::input, "map needs the name of a filter, found {}", type_name(name));
   Arguments rest = arguments;
   rest.positional.erase(rest.positional.begin());
   for (Value& item : items) {
@@ -255,8 +258,10 @@ struct Keyed {
   Value item;
 };
 
+// Equal keys are never asked for their order: the reference compares lists of one key.
 Value sorted(std::vector<Keyed> keyed, bool descending, Heap& heap) {
   std::stable_sort(keyed.begin(), keyed.end(), [&](const Keyed& a, const Keyed& b) {
+    if (equal(a.key, b.key, heap)) return false;
     return (descending ? order(b.key, a.key, heap) : order(a.key, b.key, heap)) == -1;
   });
   std::vector<Value> items;
@@ -329,7 +334,11 @@ Value filter_int(const Value& input, const Arguments& arguments, Heap&) {
   if (!input.is(Kind::string)) return fallback;
   const int64_t base = bound.integer(1, 10);
   if (base < 2 || base > 36) throw_error(ErrorCode::input, "int: the base is 2 to 36, found {}", base);
-  const std::string plain = number_text(input.as_text());
+  std::string plain = number_text(input.as_text());
+  const std::string_view prefix = base == 16 ? "0x" : base == 8 ? "0o" : base == 2 ? "0b" : "";
+  const size_t sign = plain.starts_with('-') ? 1 : 0;
+  if (!prefix.empty() && change_case(Text(plain, Trust::trusted), Case::lower).bytes().compare(sign, 2, prefix) == 0)
+    plain.erase(sign, 2);
   int64_t value = 0;
   const auto result = std::from_chars(plain.data(), plain.data() + plain.size(), value, static_cast<int>(base));
   if (result.ptr == plain.data() + plain.size() && !plain.empty()) {

@@ -115,8 +115,7 @@ void write_sequence_repr(const Sequence& sequence, Writer& out, int depth) {
     case Shape::range:
       if (sequence.range_step == 1)
         return out.put(fmt::format("range({}, {})", sequence.range_start, sequence.range_stop));
-      return out.put(
-          fmt::format("range({}, {}, {})", sequence.range_start, sequence.range_stop, sequence.range_step));
+      return out.put(fmt::format("range({}, {}, {})", sequence.range_start, sequence.range_stop, sequence.range_step));
     case Shape::keys:
     case Shape::values:
     case Shape::items:

@@ -18,7 +18,9 @@ namespace {
 constexpr std::string_view kOperators2[] = {"//", "**", "==", "!=", ">=", "<="};
 constexpr std::string_view kOperators1 = "+-/*%~[](){}><=.:|,;";
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
 
 // \r\n and \r become \n, and one final newline goes.
 std::string normal_lines(std::string_view source) {
@@ -250,8 +252,8 @@ class Lexer {
   // End of (\d+_)*\d+ from `at`, or `at` when there is none.
   size_t digits_end(size_t at) const {
     size_t end = at;
-    while (end < source_.size() && (is_digit(source_[end]) || (end > at && source_[end] == '_' && end + 1 < source_.size() &&
-                                                               is_digit(source_[end + 1]))))
+    while (end < source_.size() && (is_digit(source_[end]) || (end > at && source_[end] == '_' &&
+                                                               end + 1 < source_.size() && is_digit(source_[end + 1]))))
       ++end;
     return end;
   }
@@ -383,6 +385,8 @@ class Lexer {
 
 }  // namespace
 
-std::vector<Token> tokenize(std::string_view source, std::string_view origin) { return Lexer(source, origin).run(); }
+std::vector<Token> tokenize(std::string_view source, std::string_view origin) {
+  return Lexer(source, origin).run();
+}
 
 }  // namespace offload::jinja

@@ -11,16 +11,16 @@ namespace offload::jinja {
 namespace {
 
 constexpr std::string_view kStringMethods[] = {
-    "capitalize", "casefold",   "center",      "count",     "encode",       "endswith",     "expandtabs", "find",
-    "format",     "format_map", "index",       "isalnum",   "isalpha",      "isascii",      "isdecimal",  "isdigit",
-    "isidentifier", "islower",  "isnumeric",   "isprintable", "isspace",    "istitle",      "isupper",    "join",
-    "ljust",      "lower",      "lstrip",      "maketrans", "partition",    "removeprefix", "removesuffix", "replace",
-    "rfind",      "rindex",     "rjust",       "rpartition", "rsplit",      "rstrip",       "split",      "splitlines",
-    "startswith", "strip",      "swapcase",    "title",     "translate",    "upper",        "zfill"};
-constexpr std::string_view kMappingMethods[] = {"clear", "copy", "fromkeys",   "get",    "items", "keys",
+    "capitalize",   "casefold",   "center",    "count",       "encode",    "endswith",     "expandtabs",   "find",
+    "format",       "format_map", "index",     "isalnum",     "isalpha",   "isascii",      "isdecimal",    "isdigit",
+    "isidentifier", "islower",    "isnumeric", "isprintable", "isspace",   "istitle",      "isupper",      "join",
+    "ljust",        "lower",      "lstrip",    "maketrans",   "partition", "removeprefix", "removesuffix", "replace",
+    "rfind",        "rindex",     "rjust",     "rpartition",  "rsplit",    "rstrip",       "split",        "splitlines",
+    "startswith",   "strip",      "swapcase",  "title",       "translate", "upper",        "zfill"};
+constexpr std::string_view kMappingMethods[] = {"clear", "copy",    "fromkeys",   "get",    "items", "keys",
                                                 "pop",   "popitem", "setdefault", "update", "values"};
-constexpr std::string_view kListMethods[] = {"append", "clear",  "copy",    "count", "extend", "index",
-                                             "insert", "pop",    "remove",  "reverse", "sort"};
+constexpr std::string_view kListMethods[] = {"append", "clear", "copy",   "count",   "extend", "index",
+                                             "insert", "pop",   "remove", "reverse", "sort"};
 constexpr std::string_view kTupleMethods[] = {"count", "index"};
 constexpr std::string_view kLoopMethods[] = {"cycle", "changed"};
 
@@ -106,7 +106,8 @@ Value splitlines(const Text& text, const Arguments& arguments, Heap& heap) {
   for (size_t at = 0; at < text.size();) {
     const size_t end = at;
     const char32_t c = next_code_point(text.bytes(), at);
-    const bool newline = (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029;
+    const bool newline =
+        (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029;
     if (!newline) continue;
     if (c == '\r' && at < text.size() && text.bytes()[at] == '\n') ++at;
     lines.push_back(heap.string(text.slice(begin, keep_ends ? at : end)));
@@ -130,7 +131,8 @@ const Text& required_text(const Bound& bound, size_t i) {
   return *text;
 }
 
-// Bytes [begin, end) that the optional start and end arguments (code points, as in slices) leave; begin > end when none.
+// Bytes [begin, end) that the optional start and end arguments (code points, as in slices) leave; begin > end when
+// none.
 Span window(const Text& text, const Bound& bound) {
   if (!bound[1] && !bound[2]) return {0, text.size()};
   const auto count = static_cast<int64_t>(code_points(text.bytes()));
@@ -241,8 +243,8 @@ Value call_string_method(const Value& self, std::string_view name, const Argumen
   }
   if (name == "replace") {
     const Bound bound(name, arguments, {"old", "new", "count"});
-    return heap.string(replace_all(text, required_text(bound, 0), required_text(bound, 1), bound.integer(2, -1),
-                                   kOutputBytesMax));
+    return heap.string(
+        replace_all(text, required_text(bound, 0), required_text(bound, 1), bound.integer(2, -1), kOutputBytesMax));
   }
   if (name == "lower" || name == "upper" || name == "title" || name == "capitalize") {
     const Bound bound(name, arguments, {});

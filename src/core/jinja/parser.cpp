@@ -21,7 +21,7 @@ class Parser {
   }
 
   Program run() {
-    program_.body = body({});
+    program_.body = body({}, 1);
     return std::move(program_);
   }
 
@@ -122,16 +122,17 @@ class Parser {
 
   // --- statements ----------------------------------------------------------------------------------------------------
 
-  // Up to one of the tags `ends` (left as the current token, behind its "{%"), or to the end when there are none.
-  Body body(std::initializer_list<std::string_view> ends) {
+  // Up to one of the tags `ends` (left as the current token, behind its "{%"), or to the end when there are none;
+  // the block begins at `line`.
+  Body body(std::initializer_list<std::string_view> ends, int line) {
     const Nested nested(*this);
-    const int line = now().line;
     Body nodes;
     for (;;) {
       switch (now().type) {
         case TokenType::end:
           if (ends.size() == 0) return nodes;
-          throw_at(program_.origin, line, fmt::format("the block that starts here has no {{% {} %}}", *(ends.end() - 1)));
+          throw_at(program_.origin, line,
+                   fmt::format("the block that starts here has no {{% {} %}}", *(ends.end() - 1)));
         case TokenType::data: {
           auto node = make_node(NodeKind::text);
           node->text = Text(now().text, Trust::trusted);
@@ -165,8 +166,9 @@ class Parser {
   // Behind an opening tag's header: the body up to `ends`; the end tag's name is the current token afterwards.
   Body block(std::initializer_list<std::string_view> ends) {
     skip_op(":");
+    const int line = now().line;
     expect(TokenType::block_end, "'%}'");
-    return body(ends);
+    return body(ends, line);
   }
   void end_tag() { expect(TokenType::block_end, "'%}'"); }
 
@@ -408,8 +410,8 @@ class Parser {
   // The comparison at the current token, which is skipped; -1 when there is none.
   int skip_comparison() {
     static constexpr std::pair<std::string_view, Comparison> kSigns[] = {
-        {"==", Comparison::equal}, {"!=", Comparison::unequal},        {"<", Comparison::less}, {"<=", Comparison::less_equal},
-        {">", Comparison::greater}, {">=", Comparison::greater_equal}};
+        {"==", Comparison::equal},      {"!=", Comparison::unequal}, {"<", Comparison::less},
+        {"<=", Comparison::less_equal}, {">", Comparison::greater},  {">=", Comparison::greater_equal}};
     for (const auto& [sign, comparison] : kSigns)
       if (skip_op(sign)) return static_cast<int>(comparison);
     if (skip_word("in")) return static_cast<int>(Comparison::in);
@@ -490,7 +492,8 @@ class Parser {
     ExprPtr value;
     if (is_op("-") || is_op("+")) {
       const Token& token = tokens_[at_++];
-      value = unary(token.text == "-" ? ExprKind::negative : ExprKind::positive, token.line, signed_term(WithFilters::no));
+      value =
+          unary(token.text == "-" ? ExprKind::negative : ExprKind::positive, token.line, signed_term(WithFilters::no));
     } else {
       value = primary();
     }
@@ -688,8 +691,8 @@ class Parser {
     const bool negated = skip_word("not");
     ExprPtr made = unary(ExprKind::test, line, std::move(value));
     made->text = Text(expect_name(), Trust::trusted);
-    const bool operand = is(TokenType::string) || is(TokenType::integer) || is(TokenType::real) || is_op("[") || is_op("{") ||
-                         (is(TokenType::name) && !is_word("else") && !is_word("or") && !is_word("and"));
+    const bool operand = is(TokenType::string) || is(TokenType::integer) || is(TokenType::real) || is_op("[") ||
+                         is_op("{") || (is(TokenType::name) && !is_word("else") && !is_word("or") && !is_word("and"));
     if (is_op("(")) {
       arguments(*made);
     } else if (operand) {

@@ -1,11 +1,11 @@
-// A string that knows which of its bytes came from a request: the provenance that lets a tokenizer refuse control tokens
-// in what a user typed.
+// A string that knows which of its bytes came from a request: the provenance that lets a tokenizer refuse control
+// tokens in what a user typed.
 //
-// Owns its bytes (always valid UTF-8) and the byte ranges that are untrusted. What keeps the mark, byte for byte: append,
-// slices, join, strip, split, replace, reverse, and every case change (a mapped character keeps the mark of its source).
-// What a quoted or JSON form adds around or inside a character (quotes, escapes) counts as the character's when it
-// stands for that character, else as the template's. What drops it: anything that is not a string (lengths, numbers,
-// booleans, comparisons). Positions and lengths are in code points where a function says so, else in bytes.
+// Owns its bytes (always valid UTF-8) and the byte ranges that are untrusted. What keeps the mark, byte for byte:
+// append, slices, join, strip, split, replace, reverse, and every case change (a mapped character keeps the mark of its
+// source). What a quoted or JSON form adds around or inside a character (quotes, escapes) counts as the character's
+// when it stands for that character, else as the template's. What drops it: anything that is not a string (lengths,
+// numbers, booleans, comparisons). Positions and lengths are in code points where a function says so, else in bytes.
 // Thread-safe: no state.
 #ifndef OFFLOAD_CORE_JINJA_TEXT_H_
 #define OFFLOAD_CORE_JINJA_TEXT_H_
@@ -75,8 +75,8 @@ size_t code_points(std::string_view text);
 // Byte offset of code point `index`; text.size() when there are fewer.
 size_t byte_of_code_point(std::string_view text, size_t index);
 
-// What Python's str.isspace, isprintable, upper, lower and title decide, by the Unicode tables of utf8proc. Case changes
-// are one to one (except that upper of sharp s is "SS").
+// What Python's str.isspace, isprintable, upper, lower and title decide, by the Unicode tables of utf8proc. Case
+// changes are one to one (except that upper of sharp s is "SS").
 bool is_space(char32_t code_point);
 bool is_printable(char32_t code_point);
 bool is_name_character(char32_t code_point);

@@ -165,7 +165,9 @@ Value Heap::callable(Callable callable) {
   return Value::callable(&callables_.emplace_back(std::move(callable)));
 }
 
-Value Heap::undefined(std::string hint) { return Value::undefined(text(Text(hint, Trust::trusted))); }
+Value Heap::undefined(std::string hint) {
+  return Value::undefined(text(Text(hint, Trust::trusted)));
+}
 
 Value Heap::from_json(const OrderedJson& json, Trust trust, int depth) {
   if (depth > kValueDepthMax) throw_error(ErrorCode::input, "a value is nested deeper than {} levels", kValueDepthMax);
@@ -312,12 +314,15 @@ int order_numbers(const Value& a, const Value& b) {
   return a.as_real() < b.as_real() ? -1 : a.as_real() > b.as_real() ? 1 : 0;
 }
 
-bool same(const Value& a, const Value& b) { return a.kind() == b.kind() && a.identity() == b.identity(); }
+bool same(const Value& a, const Value& b) {
+  return a.kind() == b.kind() && a.identity() == b.identity();
+}
 
 bool equal_sequences(const Value& a, const Value& b, Heap& heap, int depth) {
   const Sequence& left = a.as_sequence();
   const Sequence& right = b.as_sequence();
-  if (left.shape != right.shape || left.shape == Shape::iterator || left.items.size() != right.items.size()) return false;
+  if (left.shape != right.shape || left.shape == Shape::iterator || left.items.size() != right.items.size())
+    return false;
   for (size_t i = 0; i < left.items.size(); ++i)
     if (!same(left.items[i], right.items[i]) && !equal(left.items[i], right.items[i], heap, depth + 1)) return false;
   return true;
@@ -430,10 +435,12 @@ bool contains(const Value& container, const Value& item, Heap& heap) {
     case Kind::sequence: {
       Sequence& sequence = container.as_sequence();
       size_t at = 0;
-      while (at < sequence.items.size() && !same(sequence.items[at], item) && !equal(sequence.items[at], item, heap)) ++at;
+      while (at < sequence.items.size() && !same(sequence.items[at], item) && !equal(sequence.items[at], item, heap))
+        ++at;
       const bool found = at < sequence.items.size();
       if (sequence.shape == Shape::iterator)  // what was looked at is spent
-        sequence.items.erase(sequence.items.begin(), sequence.items.begin() + static_cast<int64_t>(at) + (found ? 1 : 0));
+        sequence.items.erase(sequence.items.begin(),
+                             sequence.items.begin() + static_cast<int64_t>(at) + (found ? 1 : 0));
       return found;
     }
     case Kind::mapping:

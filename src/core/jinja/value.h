@@ -1,9 +1,9 @@
 // The values a template computes with, and the heap they live on while one prompt is rendered.
 //
-// A Value is a small copyable handle; strings, sequences, mappings and callables belong to a Heap and die with it, cycles
-// included. The heap also counts bytes and work, and refuses what exceeds the limits below, so that no template or
-// request can run away. Equality, order, hashing and truth are Python's. Integers are 64-bit: overflow is an error, never
-// a wrapped number. Thread rule: a Heap and its values stay on one thread.
+// A Value is a small copyable handle; strings, sequences, mappings and callables belong to a Heap and die with it,
+// cycles included. The heap also counts bytes and work, and refuses what exceeds the limits below, so that no template
+// or request can run away. Equality, order, hashing and truth are Python's. Integers are 64-bit: overflow is an error,
+// never a wrapped number. Thread rule: a Heap and its values stay on one thread.
 #ifndef OFFLOAD_CORE_JINJA_VALUE_H_
 #define OFFLOAD_CORE_JINJA_VALUE_H_
 
@@ -24,7 +24,7 @@ namespace offload::jinja {
 // Limits of one rendering. A prompt of 262,144 tokens is about 1 MiB of text and some 10^5 evaluations; these leave two
 // orders of magnitude and still end within about two seconds.
 inline constexpr int64_t kHeapBytesMax = int64_t{512} << 20;
-inline constexpr int64_t kWorkMax = 30'000'000;            // evaluated expressions + loop rounds + compared elements
+inline constexpr int64_t kWorkMax = 30'000'000;              // evaluated expressions + loop rounds + compared elements
 inline constexpr size_t kOutputBytesMax = size_t{64} << 20;  // of the prompt, or of any one string
 inline constexpr int64_t kSequenceItemsMax = 4'000'000;
 inline constexpr int64_t kRangeItemsMax = 100'000;  // the reference sandbox's MAX_RANGE
@@ -37,7 +37,19 @@ struct Sequence;
 struct Callable;
 struct LoopState;
 
-enum class Kind : uint8_t { undefined, none, boolean, integer, real, string, sequence, mapping, name_space, callable, loop };
+enum class Kind : uint8_t {
+  undefined,
+  none,
+  boolean,
+  integer,
+  real,
+  string,
+  sequence,
+  mapping,
+  name_space,
+  callable,
+  loop
+};
 
 class Value {
  public:
