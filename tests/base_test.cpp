@@ -32,6 +32,8 @@ TEST_CASE("json_refuses_repeated_keys_deep_nesting_and_wrong_types_by_name") {
   CHECK(message([] { parse_json(std::string(100000, '['), "f"); }).find("nested deeper") != std::string::npos);
   CHECK(message([] { parse_json("{\"a\":", "f"); }).find("f: invalid JSON near byte") == 0);
   CHECK(message([] { parse_json("{\"a\":\"\xff\"}", "f"); }).find("invalid JSON") != std::string::npos);
+  CHECK(message([] { parse_json(std::string_view("{}\0x", 4), "f"); }).find("NUL") != std::string::npos);
+  CHECK(message([] { read_text_file("/dev/null", 10); }) == "/dev/null: not a regular file");
   const Json json = parse_json(R"({"n":3,"s":"t","z":null})", "f");
   CHECK(json_get<int64_t>(json, "n", 0, "f") == 3);
   CHECK(json_get<int64_t>(json, "z", 7, "f") == 7);

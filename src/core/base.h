@@ -45,7 +45,7 @@ template <typename... Args>
 int exit_code(ErrorCode code);
 
 // Returns `text` with bytes that are no printable UTF-8 (controls, invalid sequences) shown as \xNN and cut to
-// `chars_max` bytes, so that hostile names cannot break a terminal or a log line.
+// `bytes_max` bytes, so that hostile names cannot break a terminal or a log line.
 std::string printable(std::string_view text, size_t bytes_max = 200);
 
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line);

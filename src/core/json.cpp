@@ -1,5 +1,8 @@
 #include "core/json.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -76,6 +79,9 @@ class StrictBuilder final : public nlohmann::json_sax<AnyJson> {
 
 template <typename AnyJson>
 AnyJson parse_strict(std::string_view text, std::string_view origin) {
+  // The library's lexer takes a NUL for the end of the text and would ignore what follows.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
+    throw_error(ErrorCode::input, "{}: invalid JSON near byte {}: a NUL byte", origin, nul);
   AnyJson root;
   StrictBuilder<AnyJson> builder(root, origin);
   AnyJson::sax_parse(text.begin(), text.end(), &builder);
@@ -93,11 +99,16 @@ OrderedJson parse_ordered_json(std::string_view text, std::string_view origin) {
 }
 
 std::string read_text_file(const std::string& path, int64_t bytes_max) {
+  // Opened without blocking and checked, so that a named pipe in a model folder cannot hang the load.
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
-  std::unique_ptr<std::FILE, Close> file(std::fopen(path.c_str(), "rbe"));
-  if (!file) throw_error(ErrorCode::input, "{}: {}", printable(path, 4096), std::strerror(errno));
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  struct stat status {};
+  if (descriptor < 0 || fstat(descriptor, &status) != 0)
+    throw_error(ErrorCode::input, "{}: {}", printable(path, 4096), std::strerror(errno));
+  std::unique_ptr<std::FILE, Close> file(fdopen(descriptor, "rb"));
+  if (!S_ISREG(status.st_mode)) throw_error(ErrorCode::input, "{}: not a regular file", printable(path, 4096));
   std::string text;
   char buffer[1 << 16];
   while (const size_t count = std::fread(buffer, 1, sizeof buffer, file.get())) {

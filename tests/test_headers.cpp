@@ -1,0 +1,1 @@
+// Empty: exists to own the precompiled headers of the tests.
