@@ -54,9 +54,11 @@ struct CpuKernels {
   float (*exp_sum)(float* x, float shift, int64_t n);  // x = exp(x - shift); returns the sum
 
   // --- canonical small-row products ---
-  // x [k] -> out [k rounded up to 64] in the order that the product reads.
-  void (*canonical_permute)(const float* x, int64_t k, float* out);
-  // out[m * out_stride + n] = canonical sum for m < rows (1..8), n < columns; x: permuted rows, x_stride apart.
+  // Elements [begin, begin + count) of a row, begin a multiple of 64, into their places of out [k_padded], the row in
+  // the order that the product reads: for each vector of accumulators all its elements of x. Zeros fill the last block.
+  void (*canonical_permute)(const float* x, int64_t begin, int64_t count, int64_t k_padded, float* out);
+  // out[m * out_stride + n] = canonical sum for m < rows (1..8), n < columns; x: permuted rows,
+  // x_stride = k_padded apart.
   void (*canonical_bf16)(const float* x, int64_t x_stride, int64_t rows, const uint16_t* w, int64_t k, int64_t columns,
                          float* out, int64_t out_stride);
   void (*canonical_f32)(const float* x, int64_t x_stride, int64_t rows, const float* w, int64_t k, int64_t columns,

@@ -11,7 +11,7 @@ using Vec = __m256;
 constexpr int kWidth = 8;
 constexpr int kGemmRows = 6;
 constexpr int kGemmVectors = 2;
-constexpr int kCanonicalTile = 3;  // rows of x times rows of w: 12 accumulators
+constexpr int kCanonicalVectors = 12;  // of accumulators in registers
 constexpr Isa kIsa = Isa::avx2;
 
 inline Vec zero() {
@@ -65,17 +65,16 @@ inline void store(uint16_t* p, Vec v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 
-// The weights of accumulators [part * kWidth, part * kWidth + kWidth) of a canonical block: first the elements with
-// k % 8 < 4, then the others.
-inline void canonical_pair(const uint16_t* block, int part, Vec& low, Vec& high) {
-  const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + part * 16));
-  low = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), w));
-  high = _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), w));
+// The weights of accumulators [part * kWidth, part * kWidth + kWidth) of a canonical block: the elements with k % 8 <
+// 4, or the others.
+inline Vec canonical_half(const uint16_t* block, int part, int high) {
+  const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + part * 16)),
+                none = _mm256_setzero_si256();
+  return _mm256_castsi256_ps(high != 0 ? _mm256_unpackhi_epi16(none, w) : _mm256_unpacklo_epi16(none, w));
 }
-inline void canonical_pair(const float* block, int part, Vec& low, Vec& high) {
+inline Vec canonical_half(const float* block, int part, int high) {
   const Vec w0 = load(block + part * 16), w1 = load(block + part * 16 + 8);
-  low = _mm256_permute2f128_ps(w0, w1, 0x20);
-  high = _mm256_permute2f128_ps(w0, w1, 0x31);
+  return high != 0 ? _mm256_permute2f128_ps(w0, w1, 0x31) : _mm256_permute2f128_ps(w0, w1, 0x20);
 }
 // acc[i] += acc[i + w] for w = 16, 8, 4, 2, 1.
 inline float canonical_total(const Vec* acc) {

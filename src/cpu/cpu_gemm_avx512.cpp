@@ -12,7 +12,7 @@ using Vec = __m512;
 constexpr int kWidth = 16;
 constexpr int kGemmRows = 14;
 constexpr int kGemmVectors = 2;
-constexpr int kCanonicalTile = 8;  // rows of x times rows of w: 16 accumulators
+constexpr int kCanonicalVectors = 24;  // of accumulators in registers
 constexpr Isa kIsa = Isa::avx512;
 
 inline Vec zero() {
@@ -65,18 +65,16 @@ inline void store(uint16_t* p, Vec v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
 }
 
-// The weights of accumulators [part * kWidth, part * kWidth + kWidth) of a canonical block: first the elements with
-// k % 8 < 4, then the others.
-inline void canonical_pair(const uint16_t* block, int part, Vec& low, Vec& high) {
-  const __m512i w = _mm512_loadu_si512(block + part * 32);
-  low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_setzero_si512(), w));
-  high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_setzero_si512(), w));
+// The weights of accumulators [part * kWidth, part * kWidth + kWidth) of a canonical block: the elements with k % 8 <
+// 4, or the others.
+inline Vec canonical_half(const uint16_t* block, int part, int high) {
+  const __m512i w = _mm512_loadu_si512(block + part * 32), none = _mm512_setzero_si512();
+  return _mm512_castsi512_ps(high != 0 ? _mm512_unpackhi_epi16(none, w) : _mm512_unpacklo_epi16(none, w));
 }
-inline void canonical_pair(const float* block, int part, Vec& low, Vec& high) {
+inline Vec canonical_half(const float* block, int part, int high) {
   // w0 holds groups 0 and 1 as (0 low, 0 high, 1 low, 1 high), w1 groups 2 and 3.
   const Vec w0 = load(block + part * 32), w1 = load(block + part * 32 + 16);
-  low = _mm512_shuffle_f32x4(w0, w1, 0x88);
-  high = _mm512_shuffle_f32x4(w0, w1, 0xdd);
+  return high != 0 ? _mm512_shuffle_f32x4(w0, w1, 0xdd) : _mm512_shuffle_f32x4(w0, w1, 0x88);
 }
 inline float quad_total(__m128 q) {
   q = q + _mm_movehl_ps(q, q);

@@ -13,7 +13,7 @@ typedef uint32_t Bits __attribute__((vector_size(16)));
 constexpr int kWidth = 4;
 constexpr int kGemmRows = 4;
 constexpr int kGemmVectors = 2;
-constexpr int kCanonicalTile = 1;
+constexpr int kCanonicalVectors = 12;
 constexpr Isa kIsa = Isa::portable;
 
 inline Vec zero() {
@@ -80,12 +80,11 @@ inline void store(uint16_t* p, Vec v) {
   for (int i = 0; i < kWidth; ++i) p[i] = static_cast<uint16_t>(rounded_bits(bits[i]) >> 16);
 }
 
-// The weights of accumulators [part * kWidth, part * kWidth + kWidth) of a canonical block: first the elements with
-// k % 8 < 4, then the others.
+// The weights of accumulators [part * kWidth, part * kWidth + kWidth) of a canonical block: the elements with k % 8 <
+// 4, or the others.
 template <typename T>
-inline void canonical_pair(const T* block, int part, Vec& low, Vec& high) {
-  low = load(block + part * 8);
-  high = load(block + part * 8 + 4);
+inline Vec canonical_half(const T* block, int part, int high) {
+  return load(block + part * 8 + high * 4);
 }
 inline float total(Vec v) {
   return (v[0] + v[2]) + (v[1] + v[3]);

@@ -1,7 +1,7 @@
 // The text of the CPU kernels, included once by each cpu_gemm_ISA.cpp behind its vector type.
 //
 // REQUIRES, in an anonymous namespace: Vec with kWidth lanes and its functions, kGemmRows, kGemmVectors,
-// kCanonicalTile, kIsa; and OFL_KERNEL_TABLE, the name of the function that returns the table. Everything here has
+// kCanonicalVectors, kIsa; and OFL_KERNEL_TABLE, the name of the function that returns the table. Everything here has
 // internal linkage, and no inline function of another header is called: the linker keeps one copy of those, and it
 // might keep the copy that was compiled for a processor that this is not.
 #include <emmintrin.h>
@@ -164,115 +164,129 @@ float exp_sum(float* x, float shift, int64_t n) {
 
 constexpr int kParts = kCanonicalAccumulators / kWidth;  // vectors of accumulators
 
-void canonical_permute(const float* x, int64_t k, float* out) {
+void canonical_permute(const float* x, int64_t begin, int64_t count, int64_t k_padded, float* out) {
   constexpr int64_t kQuad = 4;  // accumulators of one group of eight elements
-  for (int64_t begin = 0; begin < k; begin += kCanonicalBlock) {
+  for (int64_t done = 0; done < count; done += kCanonicalBlock) {
     float padded[kCanonicalBlock] = {};
-    const float* block = x + begin;
-    if (k - begin < kCanonicalBlock) {
-      for (int64_t i = begin; i < k; ++i) padded[i - begin] = x[i];
+    const float* block = x + done;
+    if (count - done < kCanonicalBlock) {
+      for (int64_t i = done; i < count; ++i) padded[i - done] = x[i];
       block = padded;
     }
     for (int64_t group = 0; group < kCanonicalBlock / 8; ++group) {
-      const int64_t vector = group * kQuad / kWidth, lane = group * kQuad % kWidth;
-      float* to = out + begin + 2 * vector * kWidth + lane;
+      const int64_t part = group * kQuad / kWidth, lane = group * kQuad % kWidth;
+      float* to = out + (part * k_padded + begin + done) / kParts + lane;
       __builtin_memcpy(to, block + group * 8, kQuad * sizeof(float));
       __builtin_memcpy(to + kWidth, block + group * 8 + kQuad, kQuad * sizeof(float));
     }
   }
 }
 
-template <int M, int R, typename T>
-[[gnu::always_inline]] inline void canonical_block(Vec (&acc)[M][R][kParts], const float* x, int64_t x_stride,
-                                                   const T* w, int64_t w_stride) {
+template <int M, int R, int P, typename T>
+[[gnu::always_inline]] inline void canonical_block(Vec (&acc)[M][R][P], int first_part, const float* x,
+                                                   int64_t x_stride, int64_t part_stride, const T* w,
+                                                   int64_t w_stride) {
   OFL_UNROLL
-  for (int part = 0; part < kParts; ++part) {
+  for (int step = 0; step < 2 * P; ++step) {  // the low, then the high half of each part; halves save registers
+    const int i = step / 2, part = first_part + i, high = step % 2;
+    Vec wr[R];
     OFL_UNROLL
-    for (int r = 0; r < R; ++r) {
-      Vec low, high;
-      canonical_pair(w + r * w_stride, part, low, high);
+    for (int r = 0; r < R; ++r) wr[r] = canonical_half(w + r * w_stride, part, high);
+    OFL_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const Vec xm = load(x + m * x_stride + part * part_stride + high * kWidth);
       OFL_UNROLL
-      for (int m = 0; m < M; ++m)
-        acc[m][r][part] = fma_exact(load(x + m * x_stride + 2 * part * kWidth), low, acc[m][r][part]);
-      OFL_UNROLL
-      for (int m = 0; m < M; ++m)
-        acc[m][r][part] = fma_exact(load(x + m * x_stride + (2 * part + 1) * kWidth), high, acc[m][r][part]);
+      for (int r = 0; r < R; ++r) acc[m][r][i] = fma_exact(xm, wr[r], acc[m][r][i]);
     }
   }
 }
 
-// M rows of x against R rows of w; every accumulator stays in a register. `ahead` prefetches the same bytes of the next
-// R rows, so that the stream does not stall where rows begin.
-template <int M, int R, typename T>
+// M rows of x (x_stride is k rounded up to whole blocks) against R rows of w, P vectors of accumulators at a time so
+// that all of them stay in registers: the first pass streams the rows of w, the others find them in the L1 cache.
+// Prefetching runs on into the next R rows, so that the stream does not stall where rows begin.
+template <int M, int R, int P, typename T>
 void canonical_tile(const float* x, int64_t x_stride, const T* w, int64_t k, float* out, int64_t out_stride) {
+  static_assert(kParts % P == 0);
   constexpr int64_t kPrefetch = 1024 / static_cast<int64_t>(sizeof(T));
-  Vec acc[M][R][kParts];
+  Vec sums[M][R][kParts];
+  T last[R][kCanonicalBlock] = {};
+  const int64_t whole = k / kCanonicalBlock * kCanonicalBlock, part_stride = x_stride / kParts;
+  for (int r = 0; r < R; ++r)
+    for (int64_t i = whole; i < k; ++i) last[r][i - whole] = w[r * k + i];
+  OFL_UNROLL
+  for (int part = 0; part < kParts; part += P) {
+    Vec acc[M][R][P];
+    OFL_UNROLL
+    for (int m = 0; m < M; ++m) {
+      OFL_UNROLL
+      for (int r = 0; r < R; ++r) {
+        OFL_UNROLL
+        for (int i = 0; i < P; ++i) acc[m][r][i] = zero();
+      }
+    }
+    for (int64_t begin = 0; begin < whole; begin += kCanonicalBlock) {
+      if (part == 0) {
+        const int64_t at = begin + kPrefetch < k ? begin + kPrefetch : begin + kPrefetch + (R - 1) * k;
+        OFL_UNROLL
+        for (int r = 0; r < R; ++r) {
+          OFL_UNROLL
+          for (int64_t line = 0; line < kCanonicalBlock * static_cast<int64_t>(sizeof(T)); line += 64)
+            __builtin_prefetch(reinterpret_cast<const char*>(w + r * k + at) + line);
+        }
+      }
+      canonical_block<M, R, P>(acc, part, x + begin / kParts, x_stride, part_stride, w + begin, k);
+    }
+    if (whole < k)
+      canonical_block<M, R, P>(acc, part, x + whole / kParts, x_stride, part_stride, &last[0][0], kCanonicalBlock);
+    OFL_UNROLL
+    for (int m = 0; m < M; ++m) {
+      OFL_UNROLL
+      for (int r = 0; r < R; ++r) {
+        OFL_UNROLL
+        for (int i = 0; i < P; ++i) sums[m][r][part + i] = acc[m][r][i];
+      }
+    }
+  }
   OFL_UNROLL
   for (int m = 0; m < M; ++m) {
     OFL_UNROLL
-    for (int r = 0; r < R; ++r) {
-      OFL_UNROLL
-      for (int part = 0; part < kParts; ++part) acc[m][r][part] = zero();
-    }
-  }
-  int64_t begin = 0;
-  for (; begin + kCanonicalBlock <= k; begin += kCanonicalBlock) {
-    const int64_t at = begin + kPrefetch < k ? begin + kPrefetch : begin + kPrefetch + (R - 1) * k;
-    OFL_UNROLL
-    for (int r = 0; r < R; ++r) {
-      OFL_UNROLL
-      for (int64_t line = 0; line < kCanonicalBlock * static_cast<int64_t>(sizeof(T)); line += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(w + r * k + at) + line);
-    }
-    canonical_block<M, R>(acc, x + begin, x_stride, w + begin, k);
-  }
-  if (begin < k) {
-    T last[R][kCanonicalBlock] = {};
-    for (int r = 0; r < R; ++r)
-      for (int64_t i = begin; i < k; ++i) last[r][i - begin] = w[r * k + i];
-    canonical_block<M, R>(acc, x + begin, x_stride, &last[0][0], kCanonicalBlock);
-  }
-  OFL_UNROLL
-  for (int m = 0; m < M; ++m) {
-    OFL_UNROLL
-    for (int r = 0; r < R; ++r) out[m * out_stride + r] = canonical_total(acc[m][r]);
+    for (int r = 0; r < R; ++r) out[m * out_stride + r] = canonical_total(sums[m][r]);
   }
 }
 
+// One row of x needs no reuse, only a stream; several rows reuse each weight M times and each x R times.
 template <int M, typename T>
 void canonical_rows(const float* x, int64_t x_stride, const T* w, int64_t k, int64_t columns, float* out,
                     int64_t out_stride) {
-  constexpr int R = kCanonicalTile / M > 2 ? 2 : kCanonicalTile / M > 0 ? kCanonicalTile / M : 1;
+  constexpr int R = M == 2 || M == 3 ? 3 : 2;
+  constexpr int kFit = kCanonicalVectors / (M * R);  // vectors of accumulators per product that fit the registers
+  constexpr int P = kFit >= kParts ? kParts : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
   int64_t n = 0;
-  for (; n + R <= columns; n += R) canonical_tile<M, R>(x, x_stride, w + n * k, k, out + n, out_stride);
-  for (; n < columns; ++n) canonical_tile<M, 1>(x, x_stride, w + n * k, k, out + n, out_stride);
+  for (; n + R <= columns; n += R) canonical_tile<M, R, P>(x, x_stride, w + n * k, k, out + n, out_stride);
+  for (; n < columns; ++n) canonical_tile<M, 1, P>(x, x_stride, w + n * k, k, out + n, out_stride);
 }
 
-// Rows of x in groups that fit the registers; weights of a later group come from the cache, a slice of a few rows at a
-// time.
+// Rows of x in groups of up to four. A later group finds its weights in the cache, as a slice is only a few rows.
 template <typename T>
 void canonical(const float* x, int64_t x_stride, int64_t rows, const T* w, int64_t k, int64_t columns, float* out,
                int64_t out_stride) {
-  constexpr int64_t kGroup = kCanonicalTile < 8 ? kCanonicalTile : 8, kSlice = 4;
-  for (int64_t n = 0; n < columns; n += rows <= kGroup ? columns : kSlice) {
-    const int64_t count = rows <= kGroup ? columns : columns - n < kSlice ? columns - n : kSlice;
+  constexpr int64_t kGroup = 4, kSlice = 6;
+  const int64_t slice = rows <= kGroup ? columns : kSlice;
+  for (int64_t n = 0; n < columns; n += slice) {
+    const int64_t count = columns - n < slice ? columns - n : slice;
     for (int64_t m = 0; m < rows; m += kGroup) {
       const float* xm = x + m * x_stride;
       float* to = out + m * out_stride + n;
       const T* wn = w + n * k;
-      const int64_t left = rows - m < kGroup ? rows - m : kGroup;
-      if constexpr (kGroup >= 8) {
-        if (left == 8) canonical_rows<8>(xm, x_stride, wn, k, count, to, out_stride);
-        if (left == 7) canonical_rows<7>(xm, x_stride, wn, k, count, to, out_stride);
-        if (left == 6) canonical_rows<6>(xm, x_stride, wn, k, count, to, out_stride);
-        if (left == 5) canonical_rows<5>(xm, x_stride, wn, k, count, to, out_stride);
-        if (left == 4) canonical_rows<4>(xm, x_stride, wn, k, count, to, out_stride);
-      }
-      if constexpr (kGroup >= 3) {
-        if (left == 3) canonical_rows<3>(xm, x_stride, wn, k, count, to, out_stride);
-        if (left == 2) canonical_rows<2>(xm, x_stride, wn, k, count, to, out_stride);
-      }
-      if (left == 1) canonical_rows<1>(xm, x_stride, wn, k, count, to, out_stride);
+      const int64_t left = rows - m;
+      if (left >= 4)
+        canonical_rows<4>(xm, x_stride, wn, k, count, to, out_stride);
+      else if (left == 3)
+        canonical_rows<3>(xm, x_stride, wn, k, count, to, out_stride);
+      else if (left == 2)
+        canonical_rows<2>(xm, x_stride, wn, k, count, to, out_stride);
+      else
+        canonical_rows<1>(xm, x_stride, wn, k, count, to, out_stride);
     }
   }
 }
@@ -583,8 +597,9 @@ uint32_t read_loop(const void* x, int64_t bytes) {
   Words acc[8] = {};
   const char* p = static_cast<const char*>(x);
   for (int64_t at = 0; at < bytes; at += 8 * static_cast<int64_t>(sizeof(Words))) {
-    __builtin_prefetch(p + at + 2048);
-    if constexpr (sizeof(Words) >= 16) __builtin_prefetch(p + at + 2048 + 64);
+    OFL_UNROLL
+    for (int64_t line = 0; line < 8 * static_cast<int64_t>(sizeof(Words)); line += 64)
+      __builtin_prefetch(p + at + 1024 + line);
     OFL_UNROLL
     for (int i = 0; i < 8; ++i) {
       Words words;

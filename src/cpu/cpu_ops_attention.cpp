@@ -102,8 +102,10 @@ void CpuOps::execute(const NormRopeArgs& a) {
 
 namespace {
 
-constexpr int64_t kHeadsMax = 8;        // heads that share one pass over keys and values
-constexpr int64_t kPositionPiece = 64;  // positions per kernel call: 64 rows of 256 BF16 stay in the L1 cache
+constexpr int64_t kHeadsMax = 8;  // heads that share one pass over keys and values
+// Positions per kernel call. Rows of a cache lie a power of two apart and share few sets of the L1 cache: 16 of them
+// fit.
+constexpr int64_t kPositionPiece = 16;
 
 void score_positions(const CpuKernels& kernels, const float* q, int64_t q_stride, int64_t heads, const Tensor& k,
                      int64_t offset, int64_t k_stride, int64_t count, int64_t n, float* out, int64_t out_stride) {
@@ -132,7 +134,7 @@ int64_t CpuOps::scratch_bytes(const BlockScoresArgs& a) const {
 }
 
 void CpuOps::execute(const BlockScoresArgs& a) {
-  constexpr int64_t kBlocksPerItem = 8 * kPositionPiece;
+  constexpr int64_t kBlocksPerItem = 32 * kPositionPiece;
   const int64_t rows = a.q.dim(0), heads = a.q.dim(1), n = a.q.dim(2), stride = round_to_lanes(n);
   if (rows == 0) return;
   Arena arena = scratch_arena();

@@ -67,7 +67,7 @@ void permute_row(const CpuKernels& kernels, const Tensor& t, int64_t offset, int
   static_assert(kRowChunk % kCanonicalBlock == 0);
   for_each_chunk(k, [&](int64_t begin, int64_t count) {
     load_row(kernels, t, offset + begin, x, count);
-    kernels.canonical_permute(x, count, out + begin);
+    kernels.canonical_permute(x, begin, count, canonical_padded(k), out);
   });
 }
 
@@ -281,7 +281,7 @@ void run_batch(const ExpertsCall& call, const CanonicalBatch& batch) {
   });
 
   for_each_item(call.threads, batch.rows, batch.rows * inter >= 131072, [&](int64_t row, int) {
-    call.kernels.canonical_permute(scratch.h + row * inter, inter, scratch.h_permuted + row * h_stride);
+    call.kernels.canonical_permute(scratch.h + row * inter, 0, inter, h_stride, scratch.h_permuted + row * h_stride);
   });
 
   const int64_t out_chunk = canonical_chunk(batch.runs * hidden, inter, call.threads);
