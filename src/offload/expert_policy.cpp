@@ -204,7 +204,10 @@ void ExpertPolicy::gather_ring(size_t count, Phase phase) {
       continue;
     }
     if (victims == victims_max) break;
-    const int32_t s = take_victim(-kNever);
+    // Beyond the ring's minimum, a victim must be needed later than the expert that would stay in its place.
+    const bool must_gain = !lru && phase == Phase::decode && ring_.size() >= kRingMin;
+    const Ranked stays{missed_[count - 1 - ring_.size()].delay, -1};
+    const int32_t s = take_victim(must_gain ? delay_now(stays, layer_) : -kNever);
     if (s < 0) break;
     ring_.push_back(s);
     ++victims;
