@@ -54,7 +54,11 @@ ExpertForecast::ExpertForecast(const RoutingShape& shape) : shape_(shape) {
 
 void ExpertForecast::observe(int64_t layer, std::span<const ActiveExpert> active, int64_t rows, Phase phase) {
   std::fill(active_.begin(), active_.end(), uint8_t{0});
-  for (const ActiveExpert& one : active) active_[static_cast<size_t>(one.expert)] = 1;
+  for (const ActiveExpert& one : active) {
+    OFL_ASSERT(one.expert >= 0 && one.expert < shape_.experts && one.rows > 0 && rows > 0);
+    OFL_ASSERT(active_[static_cast<size_t>(one.expert)] == 0);
+    active_[static_cast<size_t>(one.expert)] = 1;
+  }
   settle_followers(layer);
   if (phase == Phase::prefill) {
     observe_prefill(layer, active, rows);

@@ -104,7 +104,6 @@ LayerPlan ExpertPolicy::on_routed(int64_t layer, const LayerRouting& routing, Ph
 // The layer's list loses the active ones for the time of the plan, so nothing can take their slots.
 void ExpertPolicy::plan_residents(const LayerRouting& routing) {
   for (const ActiveExpert& one : routing.active) {
-    OFL_ASSERT(one.expert >= 0 && one.expert < options_.shape.experts && one.rows > 0);
     if (!owns(one.expert)) continue;
     const ExpertKey key{static_cast<int32_t>(layer_), one.expert};
     const int32_t s = slot_of_[index(key)];
