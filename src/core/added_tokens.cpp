@@ -59,26 +59,31 @@ int32_t AddedTokenMatcher::longest_at(std::string_view text) const {
 }
 
 void AddedTokenMatcher::split(std::string_view text, std::vector<TextSegment>& segments) const {
+  const ByteRange all{0, text.size()};
+  split(text, {&all, 1}, segments);
+}
+
+void AddedTokenMatcher::split(std::string_view text, std::span<const ByteRange> trusted,
+                              std::vector<TextSegment>& segments) const {
   size_t cut = 0;  // text before this is in `segments`
-  for (size_t at = 0; at < text.size();) {
-    if (!starts_[static_cast<uint8_t>(text[at])]) {
-      ++at;
-      continue;
+  for (const ByteRange& range : trusted) {
+    for (size_t at = range.begin; at < range.end;) {
+      const int32_t index =
+          starts_[static_cast<uint8_t>(text[at])] ? longest_at(text.substr(at, range.end - at)) : int32_t{-1};
+      if (index < 0) {
+        ++at;
+        continue;
+      }
+      const AddedToken& token = tokens_[static_cast<size_t>(index)];
+      size_t start = at, end = at + token.content.size();
+      at = end;  // a match that is refused below still hides what it overlaps, as in the reference
+      if (start < cut || (token.single_word && !stands_alone(text, start, end))) continue;
+      if (token.lstrip) start = skip_space_left(text, start, cut);
+      if (token.rstrip) end = skip_space_right(text, end);
+      if (start > cut) segments.push_back({-1, text.substr(cut, start - cut)});
+      segments.push_back({token.id, text.substr(start, end - start)});
+      cut = end;
     }
-    const int32_t index = longest_at(text.substr(at));
-    if (index < 0) {
-      ++at;
-      continue;
-    }
-    const AddedToken& token = tokens_[static_cast<size_t>(index)];
-    size_t start = at, end = at + token.content.size();
-    at = end;  // a match that is refused below still hides what it overlaps, as in the reference
-    if (start < cut || (token.single_word && !stands_alone(text, start, end))) continue;
-    if (token.lstrip) start = skip_space_left(text, start, cut);
-    if (token.rstrip) end = skip_space_right(text, end);
-    if (start > cut) segments.push_back({-1, text.substr(cut, start - cut)});
-    segments.push_back({token.id, text.substr(start, end - start)});
-    cut = end;
   }
   if (cut < text.size()) segments.push_back({-1, text.substr(cut)});
 }

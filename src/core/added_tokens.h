@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,14 +30,24 @@ struct TextSegment {
   std::string_view text;
 };
 
+// Bytes [begin, end) of a text.
+struct ByteRange {
+  size_t begin, end;
+};
+
 class AddedTokenMatcher {
  public:
   AddedTokenMatcher() = default;
   // Tokens with the same content: the first one counts.
   explicit AddedTokenMatcher(std::vector<AddedToken> tokens);
 
+  bool empty() const { return tokens_.empty(); }
+
   // Appends the segments of `text` in order; empty text segments are left out. REQUIRES: valid UTF-8.
   void split(std::string_view text, std::vector<TextSegment>& segments) const;
+  // The same, but a token counts only where its whole content lies in one of `trusted`, as the longest that fits there.
+  // REQUIRES: ranges in order, disjoint, inside `text`.
+  void split(std::string_view text, std::span<const ByteRange> trusted, std::vector<TextSegment>& segments) const;
 
  private:
   // Index of the longest token that `text` begins with, or -1.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base.h"
+#include "core/chat_template.h"
 #include "core/detokenizer.h"
 #include "core/unicode.h"
 
@@ -47,6 +48,16 @@ std::string named_token(const Json& config, const char* key, std::string_view or
   const Json& value = value_or_null(config, key);
   if (value.is_object()) return json_get<std::string>(value, "content", "", origin);
   return json_get<std::string>(config, key, "", origin);
+}
+
+// The parts of `ranges` inside `place`, counted from its start.
+std::vector<ByteRange> ranges_within(std::span<const ByteRange> ranges, ByteRange place) {
+  std::vector<ByteRange> inside;
+  for (const ByteRange& range : ranges) {
+    const size_t begin = std::max(range.begin, place.begin), end = std::min(range.end, place.end);
+    if (begin < end) inside.push_back({begin - place.begin, end - place.begin});
+  }
+  return inside;
 }
 
 }  // namespace
@@ -231,33 +242,58 @@ struct Tokenizer::EncodeScratch {
 std::vector<int32_t> Tokenizer::encode(std::string_view text, EncodeOptions options) const {
   std::string repaired;
   if (!is_valid_utf8(text)) {
-    Utf8Stream stream;
-    stream.append(text, repaired);
-    stream.finish(repaired);
+    repaired = repair_utf8(text);
     text = repaired;
   }
   std::vector<int32_t> ids;
   if (options.add_special_tokens) ids = frame_.before;
+  const ByteRange all{0, text.size()};
+  encode_text(text, {&all, options.parse_special ? size_t{1} : size_t{0}}, ids);
+  if (options.add_special_tokens) ids.insert(ids.end(), frame_.after.begin(), frame_.after.end());
+  return ids;
+}
+
+std::vector<int32_t> Tokenizer::encode_segments(std::span<const PromptSegment> segments) const {
+  std::string text;
+  std::vector<ByteRange> trusted;
+  for (const PromptSegment& segment : segments) {
+    const size_t begin = text.size();
+    text += is_valid_utf8(segment.text) ? segment.text : repair_utf8(segment.text);
+    if (!segment.trusted || begin == text.size()) continue;
+    if (!trusted.empty() && trusted.back().end == begin) {
+      trusted.back().end = text.size();
+    } else {
+      trusted.push_back({begin, text.size()});
+    }
+  }
+  std::vector<int32_t> ids;
+  encode_text(text, trusted, ids);
+  return ids;
+}
+
+// Added tokens count inside the `trusted` ranges of `text` alone. REQUIRES: valid UTF-8.
+void Tokenizer::encode_text(std::string_view text, std::span<const ByteRange> trusted,
+                            std::vector<int32_t>& ids) const {
   EncodeScratch scratch(text.size());
   std::vector<TextSegment> raw, normalized;
-  if (options.parse_special) {
-    raw_matcher_.split(text, raw);
-  } else if (!text.empty()) {
-    raw.push_back({-1, text});
-  }
+  raw_matcher_.split(text, trusted, raw);
   std::string buffer;
+  size_t at = 0;  // of the segment in `text`
   for (const TextSegment& segment : raw) {
+    const ByteRange place{at, at + segment.text.size()};
+    at = place.end;
     if (segment.token_id >= 0) {
       ids.push_back(segment.token_id);
       continue;
     }
     const std::string_view normal = normalizer_.apply(segment.text, buffer);
-    if (!options.parse_special) {
+    if (normalized_matcher_.empty()) {
       encode_normal(normal, scratch, ids);
       continue;
     }
     normalized.clear();
-    normalized_matcher_.split(normal, normalized);
+    normalized_matcher_.split(normal, normalized_ranges(segment.text, normal, ranges_within(trusted, place)),
+                              normalized);
     for (const TextSegment& part : normalized) {
       if (part.token_id >= 0) {
         ids.push_back(part.token_id);
@@ -266,8 +302,30 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, EncodeOptions opti
       }
     }
   }
-  if (options.add_special_tokens) ids.insert(ids.end(), frame_.after.begin(), frame_.after.end());
-  return ids;
+}
+
+// Which bytes of `normal`, the normal form of `text`, come from the `trusted` ranges of `text` alone: those that the
+// text up to a range's end and the text from its start on have in common with the whole. Errs on the side of distrust.
+std::vector<ByteRange> Tokenizer::normalized_ranges(std::string_view text, std::string_view normal,
+                                                    std::span<const ByteRange> trusted) const {
+  std::vector<ByteRange> ranges;
+  std::string buffer;
+  for (const ByteRange& range : trusted) {
+    size_t begin = 0, end = normal.size();
+    if (range.begin > 0) {
+      const std::string_view tail = normalizer_.apply(text.substr(range.begin), buffer);
+      const auto same = std::mismatch(tail.rbegin(), tail.rend(), normal.rbegin(), normal.rend()).first - tail.rbegin();
+      begin = normal.size() - static_cast<size_t>(same);
+    }
+    if (range.end < text.size()) {
+      const std::string_view head = normalizer_.apply(text.substr(0, range.end), buffer);
+      end = static_cast<size_t>(std::mismatch(head.begin(), head.end(), normal.begin(), normal.end()).first -
+                                head.begin());
+    }
+    if (!ranges.empty()) begin = std::max(begin, ranges.back().end);
+    if (begin < end) ranges.push_back({begin, end});
+  }
+  return ranges;
 }
 
 void Tokenizer::encode_normal(std::string_view text, EncodeScratch& scratch, std::vector<int32_t>& ids) const {

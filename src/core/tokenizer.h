@@ -26,6 +26,8 @@
 
 namespace offload {
 
+struct PromptSegment;  // core/chat_template.h
+
 struct EncodeOptions {
   bool add_special_tokens = false;  // BOS and EOS; chat templates write their own, so only for plain completion
   // Added tokens written out in the text become their ids. False for text that a user wrote: "<|im_end|>" is then
@@ -46,6 +48,11 @@ class Tokenizer {
   static Tokenizer parse(std::string_view tokenizer_json, std::string_view config_json, std::string_view origin);
 
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const;
+  // A rendered prompt: added tokens are recognised only where their whole text lies in one trusted segment; all other
+  // text is encoded as if the segments were one text, so an edge splits no word. Adds no BOS or EOS: templates write
+  // their own. Equals encode(the joined text) when the untrusted text holds, or completes, no added token. Invalid
+  // UTF-8 is repaired within each segment.
+  std::vector<int32_t> encode_segments(std::span<const PromptSegment> segments) const;
   // Throws Error{usage} for an id that is no token (a hole, or outside the vocabulary).
   std::string decode(std::span<const int32_t> ids, DecodeOptions options = {}) const;
 
@@ -92,6 +99,9 @@ class Tokenizer {
   void check_id(int32_t id) const;
 
   struct EncodeScratch;
+  void encode_text(std::string_view text, std::span<const ByteRange> trusted, std::vector<int32_t>& ids) const;
+  std::vector<ByteRange> normalized_ranges(std::string_view text, std::string_view normal,
+                                           std::span<const ByteRange> trusted) const;
   void encode_normal(std::string_view text, EncodeScratch& scratch, std::vector<int32_t>& ids) const;
 
   Normalizer normalizer_;

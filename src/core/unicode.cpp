@@ -212,4 +212,12 @@ std::string_view nfc(std::string_view text, std::string& buffer) {
   return buffer;
 }
 
+std::string repair_utf8(std::string_view text) {
+  std::string repaired;
+  Utf8Stream stream;
+  stream.append(text, repaired);
+  stream.finish(repaired);
+  return repaired;
+}
+
 }  // namespace offload

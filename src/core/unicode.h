@@ -46,6 +46,9 @@ class Utf8Stream {
   std::string pending_;
 };
 
+// `text` with one U+FFFD per maximal invalid subpart.
+std::string repair_utf8(std::string_view text);
+
 // Unicode White_Space.
 bool is_white_space(uint32_t code_point);
 // What `\w` means to the reference: letters, marks, decimal and letter numbers, connectors and the two joiners.

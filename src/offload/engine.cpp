@@ -10,15 +10,17 @@ namespace {
 
 constexpr int64_t kLogitTile = 64;  // rows that pass through lm_head at once
 
-int64_t context_of(const EngineOptions& options, const ModelSpec& spec) {
-  if (options.context == 0) return std::min(spec.context_max, Engine::kContextDefault);
+constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+
+}  // namespace
+
+int64_t Engine::context_of(const EngineOptions& options, const ModelSpec& spec) {
+  if (options.context == 0) return std::min(spec.context_max, kContextDefault);
   if (options.context < 1 || options.context > spec.context_max)
     throw_error(ErrorCode::usage, "--context {} is outside 1..{}, the model's max_position_embeddings", options.context,
                 spec.context_max);
   return options.context;
 }
-
-}  // namespace
 
 Engine::Engine(const EngineOptions& options, Backend& backend)
     : backend_(backend),
@@ -37,7 +39,8 @@ Engine::Engine(const EngineOptions& options, Backend& backend)
     source_ = checkpoint_source(*checkpoint_, *tensors_);
   }
   plan();
-  load(options);
+  check_budget(options);
+  if (!options.plan_only) load(options);
 }
 
 Engine::~Engine() = default;
@@ -62,6 +65,16 @@ void Engine::plan() {
   memory_.sequence = layout.bytes();
   plan_steps(model, layout, workspace_);
   memory_.workspace = workspace_.peak_bytes() + backend_.ops().scratch_peak_bytes();
+}
+
+void Engine::check_budget(const EngineOptions& options) const {
+  if (options.host_bytes_max == 0 || memory_.total() <= options.host_bytes_max) return;
+  throw_error(ErrorCode::resource,
+              "the plan needs {:.3f} GiB of host memory, --ram-budget allows {:.3f}; weights and experts take {:.3f}, "
+              "--context {} takes {:.3f} and --chunk {} takes {:.3f}: raise --ram-budget or lower those",
+              static_cast<double>(memory_.total()) / kGib, static_cast<double>(options.host_bytes_max) / kGib,
+              static_cast<double>(memory_.weights + memory_.experts + memory_.tables) / kGib, context(),
+              static_cast<double>(memory_.sequence) / kGib, chunk_, static_cast<double>(memory_.workspace) / kGib);
 }
 
 void Engine::load(const EngineOptions& options) {
@@ -116,6 +129,7 @@ void Engine::plan_steps(Model& model, const StateLayout& layout, Arena& arena) {
 
 void Engine::feed(SequenceState& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
                   const Model::LayerTap& tap, const std::function<void()>& between_chunks) {
+  OFL_ASSERT(model_.has_value());
   for (const int32_t id : tokens)
     if (id < 0 || id >= spec_.vocab)
       throw_error(ErrorCode::usage, "token id {} is outside the model's vocabulary 0..{}", id, spec_.vocab - 1);

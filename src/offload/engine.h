@@ -31,6 +31,8 @@ struct EngineOptions {
   int64_t context = 0;  // positions a sequence may have; 0: the model's own, at most kContextDefault
   int64_t chunk = 0;    // rows of one step at most; 0: kChunkDefault
   int load_threads = 1;
+  int64_t host_bytes_max = 0;  // a plan above this is refused before anything is allocated; 0: no limit
+  bool plan_only = false;  // checks the checkpoint and fills memory(), then stops; feed() and new_sequence() are off
   Arithmetic arithmetic;
   // Told the bytes loaded so far and in all. May throw Error{interrupted} to stop the load.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
@@ -52,11 +54,16 @@ class Engine {
   Engine(const EngineOptions& options, Backend& backend);
   ~Engine();
 
+  // The positions that an engine with these options would have. Throws Error{usage}.
+  static int64_t context_of(const EngineOptions& options, const ModelSpec& spec);
+
   const ModelSpec& spec() const { return spec_; }
   const MemoryPlan& memory() const { return memory_; }
   int64_t context() const { return layout_.context(); }
   int64_t chunk() const { return chunk_; }
   std::span<const std::string> warnings() const { return warnings_; }
+  // Of routed experts computed so far: each run of one expert counts its weights once.
+  int64_t expert_bytes() const { return executor_->expert_bytes(); }
 
   // A fresh sequence; the engine outlives it. Throws Error{resource}.
   SequenceState new_sequence() { return SequenceState(layout_, backend_); }
@@ -74,6 +81,7 @@ class Engine {
 
  private:
   void plan();
+  void check_budget(const EngineOptions& options) const;
   void load(const EngineOptions& options);
   void plan_steps(Model& model, const StateLayout& layout, Arena& arena);
   void step(SequenceState& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,

@@ -24,6 +24,7 @@ void ExpertExecutor::run(const RoutedExperts& step) {
     const std::byte* block = residency_.block(step.layer, e);
     runs_.push_back({block, block + residency_.shape().gate_up_bytes(), begin, count});
   }
+  expert_bytes_ += static_cast<int64_t>(runs_.size()) * residency_.shape().block_bytes();
   std::fill(present_.begin(), present_.end(), std::byte{1});
   backend_.upload(present_, step.present);
   backend_.ops()(SwigluExpertsArgs{.x = step.x,

@@ -19,6 +19,9 @@ class ExpertExecutor final : public ExpertRunner {
 
   void run(const RoutedExperts& step) override;
 
+  // Weights read by all runs so far.
+  int64_t expert_bytes() const { return expert_bytes_; }
+
  private:
   void plan(const RoutedExperts& step);
   void group_by_expert(int64_t top_k);
@@ -30,6 +33,7 @@ class ExpertExecutor final : public ExpertRunner {
   std::vector<int32_t> rows_, out_rows_;
   std::vector<ExpertRun> runs_;
   std::vector<std::byte> present_;
+  int64_t expert_bytes_ = 0;
 };
 
 }  // namespace offload

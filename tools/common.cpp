@@ -1,0 +1,253 @@
+#include "common.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <new>
+#include <thread>
+
+#include "core/base.h"
+#include "terminal.h"
+
+namespace offload::tools {
+namespace {
+
+constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+constexpr int64_t kThreadsMax = 4096;
+
+struct Arm {
+  std::string_view name;
+  Arithmetic arithmetic;
+};
+constexpr std::array<Arm, 3> kArms{{{"bf16", {DType::bf16, Rounding::fused}},
+                                    {"bf16-reference", {DType::bf16, Rounding::reference}},
+                                    {"fp32", {DType::f32, Rounding::fused}}}};
+
+Arithmetic arithmetic_of(std::string_view name) {
+  std::string known;
+  for (const Arm& arm : kArms) {
+    if (arm.name == name) return arm.arithmetic;
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", arm.name);
+  }
+  throw_error(ErrorCode::usage, "--arm \"{}\" is unknown; the arms are {}", printable(name), known);
+}
+
+void require_choice(std::string_view flag, std::string_view value, std::initializer_list<std::string_view> choices) {
+  for (const std::string_view choice : choices)
+    if (value == choice) return;
+  throw_error(ErrorCode::usage, "{} is \"{}\"; expected {}", flag, printable(value), fmt::join(choices, ", "));
+}
+
+// Flags of parts that do not exist yet. Values that would be wrong anyway are called wrong first.
+void refuse_what_is_not_built(const SharedFlags& flags) {
+  const auto refuse = [](std::string_view what) { throw_error(ErrorCode::usage, "{}", what); };
+  require_choice("--device", flags.device, {"auto", "cpu", "cuda"});
+  if (flags.device == "cuda") refuse("--device cuda: this build has no CUDA backend yet; use --device cpu");
+  if (parse_integer("--tp", flags.tp, 1) != 1) refuse("--tp: tensor parallelism is not built yet; use --tp 1");
+  require_choice("--shard", flags.shard, {"auto", "expert", "slice"});
+  if (flags.shard == "slice") refuse("--shard slice is not built yet; use --shard expert");
+  if (flags.cpu_experts != "auto") {
+    std::string_view percent = flags.cpu_experts;
+    const bool is_percent = percent.ends_with('%');
+    if (is_percent) {
+      percent.remove_suffix(1);
+      parse_integer("--cpu-experts", percent, 0, 100);
+    } else {
+      require_choice("--cpu-experts", flags.cpu_experts, {"auto", "off", "a percentage as in 50%"});
+    }
+    if (flags.cpu_experts != "100%") refuse("--cpu-experts: this build runs all experts on the CPU; use auto");
+  }
+  if (!flags.vram_budget.empty()) refuse("--vram-budget: this build has no GPU backend yet; leave it out");
+  if (!flags.expert_slots.empty()) refuse("--expert-slots: this build has no expert cache yet; leave it out");
+  if (!flags.force_sm.empty()) refuse("--force-sm: this build has no CUDA backend yet; leave it out");
+  if (!flags.trace.empty()) refuse("--trace is not built yet; leave it out");
+}
+
+std::string folder_of_executable() {
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? std::string() : path.parent_path().string();
+}
+
+// Beside the build tree of this executable, else where it was built from.
+std::string bundled_demo() {
+  const std::string near = folder_of_executable() + "/../../models/demo-qwen4-exp";
+  std::error_code error;
+  if (std::filesystem::exists(near + "/config.json", error)) {
+    const auto clean = std::filesystem::canonical(near, error);
+    return error ? near : clean.string();
+  }
+  return OFFLOAD_SOURCE_DIR "/models/demo-qwen4-exp";
+}
+
+[[noreturn]] void refuse_file(const std::string& path) {
+  const std::string shown = printable(path, 4096);
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw_error(ErrorCode::input, "--model {}: {}", shown, std::strerror(errno));
+  std::array<char, 4> magic{};
+  const ssize_t count = read(fd, magic.data(), magic.size());
+  close(fd);
+  const std::string_view start(magic.data(), count > 0 ? static_cast<size_t>(count) : 0);
+  if (start == "GGUF")
+    throw_error(ErrorCode::input, "--model {}: GGUF files are not supported yet; give a folder with safetensors",
+                shown);
+  if (path.ends_with(".gguf"))
+    throw_error(ErrorCode::input, "--model {}: not a GGUF file: it begins with \"{}\"; fetch it again", shown,
+                printable(start));
+  throw_error(ErrorCode::input, "--model {}: is a file; give the folder that holds config.json and the weights", shown);
+}
+
+void check_model(const std::string& path) {
+  const std::string shown = printable(path, 4096);
+  struct stat status {};
+  if (path.empty() || stat(path.c_str(), &status) != 0) {
+    const int error = path.empty() ? ENOENT : errno;
+    throw_error(ErrorCode::input, "--model {}: {}{}", shown, std::strerror(error),
+                path.starts_with("~") ? "; a shell replaces ~ only at the start of a word: write --model ~/..." : "");
+  }
+  if (!S_ISDIR(status.st_mode)) refuse_file(path);
+  if (stat((path + "/config.json").c_str(), &status) != 0)
+    throw_error(ErrorCode::input, "--model {}: config.json: {}; give the folder of a checkpoint", shown,
+                std::strerror(errno));
+}
+
+int64_t parse_gib(std::string_view flag, std::string_view text) {
+  const double value = parse_number(flag, text);
+  if (!(value > 0 && value <= 1 << 20))
+    throw_error(ErrorCode::usage, "{} is \"{}\"; expected GiB, above 0 and at most {}", flag, printable(text), 1 << 20);
+  return std::max(int64_t{1}, static_cast<int64_t>(value * kGib));
+}
+
+}  // namespace
+
+void add_shared_flags(CLI::App& app, SharedFlags& flags) {
+  const auto text = [&](const char* name, std::string& value, const char* type, const char* help) {
+    app.add_option(name, value, help)
+        ->type_name(type)
+        ->group("Model and machine")
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  };
+  text("--model", flags.model, "DIR", "checkpoint folder (safetensors); default: the bundled demo");
+  text("--device", flags.device, "auto|cpu|cuda", "where to compute; this build has cpu alone");
+  text("--tp", flags.tp, "N", "ranks of tensor parallelism; this build has 1 alone");
+  text("--context", flags.context, "N", "positions a sequence may have; default: the model's, at most 32768");
+  text("--chunk", flags.chunk, "N", "prompt tokens computed at once; default 512");
+  text("--vram-budget", flags.vram_budget, "GIB", "GPU memory of a rank; not built yet");
+  text("--ram-budget", flags.ram_budget, "GIB", "refuse a plan that needs more host memory");
+  text("--expert-slots", flags.expert_slots, "N", "slots of the expert cache; not built yet");
+  text("--shard", flags.shard, "expert|slice|auto", "how experts are divided over ranks; this build has expert alone");
+  text("--arm", flags.arm, "NAME", "arithmetic: bf16 (default), bf16-reference, fp32");
+  text("--cpu-experts", flags.cpu_experts, "auto|off|N%", "experts computed by the CPU; this build: all, auto");
+  text("--threads", flags.threads, "N", "CPU threads; default: all cores");
+  text("--load-format", flags.load_format, "auto|dummy", "dummy: weights made up from --seed; needs config.json alone");
+  text("--force-sm", flags.force_sm, "N", "kernels of another GPU generation; not built yet");
+  text("--seed", flags.seed, "N", "seed of sampling and of dummy weights; default 0: a run repeats itself");
+  text("--trace", flags.trace, "FILE.json", "time line of a run; not built yet");
+  app.add_flag("--dry-run", flags.dry_run, "print the memory plan and stop")->group("Model and machine");
+  app.add_flag("--json", flags.json, "print one JSON object instead of text")->group("Output");
+  app.add_flag("-v,--verbose", flags.verbose, "say more on standard error")->group("Output");
+}
+
+EngineOptions Settings::engine_options() const {
+  EngineOptions options;
+  options.model_dir = model_dir;
+  options.dummy_weights = dummy_weights;
+  options.seed = seed;
+  options.context = context;
+  options.chunk = chunk;
+  options.load_threads = threads;
+  options.host_bytes_max = host_bytes_max;
+  options.arithmetic = arithmetic;
+  return options;
+}
+
+Settings settings_of(const SharedFlags& flags) {
+  refuse_what_is_not_built(flags);
+  require_choice("--load-format", flags.load_format, {"auto", "dummy"});
+  Settings settings;
+  settings.device = "cpu";
+  settings.arm = flags.arm;
+  settings.arithmetic = arithmetic_of(flags.arm);
+  settings.dummy_weights = flags.load_format == "dummy";
+  settings.seed = parse_seed("--seed", flags.seed);
+  if (!flags.context.empty()) settings.context = parse_integer("--context", flags.context, 1);
+  if (!flags.chunk.empty()) settings.chunk = parse_integer("--chunk", flags.chunk, 1);
+  if (!flags.ram_budget.empty()) settings.host_bytes_max = parse_gib("--ram-budget", flags.ram_budget);
+  settings.threads = flags.threads.empty()
+                         ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
+                         : static_cast<int>(parse_integer("--threads", flags.threads, 1, kThreadsMax));
+  settings.is_bundled_demo = flags.model.empty();
+  settings.model_dir = settings.is_bundled_demo ? bundled_demo() : flags.model;
+  check_model(settings.model_dir);
+  return settings;
+}
+
+int64_t parse_integer(std::string_view flag, std::string_view text, int64_t least, int64_t most) {
+  int64_t value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (parsed.ec == std::errc() && parsed.ptr == text.data() + text.size() && value >= least && value <= most)
+    return value;
+  const std::string range = most == std::numeric_limits<int64_t>::max() ? fmt::format("of at least {}", least)
+                                                                        : fmt::format("from {} to {}", least, most);
+  throw_error(ErrorCode::usage, "{} is \"{}\"; expected a whole number {}", flag, printable(text), range);
+}
+
+uint64_t parse_seed(std::string_view flag, std::string_view text) {
+  uint64_t value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size())
+    throw_error(ErrorCode::usage, "{} is \"{}\"; expected a whole number from 0 to 2^64 - 1", flag, printable(text));
+  return value;
+}
+
+double parse_number(std::string_view flag, std::string_view text) {
+  double value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size())
+    throw_error(ErrorCode::usage, "{} is \"{}\"; expected a number", flag, printable(text));
+  return value;
+}
+
+bool parse_flags(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    write_output(app.help());
+    return false;
+  } catch (const CLI::ParseError& error) {
+    throw_error(ErrorCode::usage, "{}; --help lists the flags", printable(error.what(), 1000));
+  }
+  return true;
+}
+
+int run_tool(std::string_view program, const std::function<int()>& body) {
+  const auto fail = [&](std::string_view message) { say(program, fmt::format("error: {}", message)); };
+  try {
+    prepare_process();
+    return body();
+  } catch (const OutputClosed&) {
+    return kClosedOutputExit;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::interrupted) {
+      say(program, error.message());
+    } else {
+      fail(error.message());
+    }
+    return exit_code(error.code());
+  } catch (const std::bad_alloc&) {
+    fail("out of host memory; use a smaller --context or --chunk");
+  } catch (const std::exception& error) {
+    fail(printable(error.what(), 1000));
+  }
+  return 1;
+}
+
+}  // namespace offload::tools

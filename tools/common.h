@@ -1,0 +1,65 @@
+// What all programs of this project share: their common flags, how flags become settings, and how a main ends.
+//
+// Flags that have no effect yet are accepted at their neutral value and refused otherwise, by name. Throws Error{usage}
+// for flags; prints nothing but the one line of run_tool.
+#ifndef OFFLOAD_TOOLS_COMMON_H_
+#define OFFLOAD_TOOLS_COMMON_H_
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/step.h"
+#include "offload/engine.h"
+
+namespace CLI {
+class App;
+}
+
+namespace offload::tools {
+
+// As typed; empty: not given.
+struct SharedFlags {
+  std::string model, device = "auto", tp = "1", context, chunk, vram_budget, ram_budget, expert_slots, shard = "auto";
+  std::string arm = "bf16", cpu_experts = "auto", threads, load_format = "auto", force_sm, seed = "0", trace;
+  bool dry_run = false, json = false, verbose = false;
+};
+// `flags` outlives the parse.
+void add_shared_flags(CLI::App& app, SharedFlags& flags);
+
+struct Settings {
+  std::string model_dir;
+  bool is_bundled_demo = false;  // --model was not given
+  std::string device;
+  std::string arm;
+  bool dummy_weights = false;
+  int threads = 1;
+  uint64_t seed = 0;
+  int64_t context = 0, chunk = 0;  // 0: the engine's choice
+  int64_t host_bytes_max = 0;      // 0: no limit
+  Arithmetic arithmetic;
+
+  EngineOptions engine_options() const;
+};
+// Checks every flag, then that the model is a folder with a config.json. Throws Error.
+Settings settings_of(const SharedFlags& flags);
+
+// `text` as a whole number in [least, most]. Throws Error{usage} naming the flag, the text and the range.
+int64_t parse_integer(std::string_view flag, std::string_view text, int64_t least,
+                      int64_t most = std::numeric_limits<int64_t>::max());
+uint64_t parse_seed(std::string_view flag, std::string_view text);
+// `text` as a number, NaN and infinities included: their refusal belongs to who knows the range.
+double parse_number(std::string_view flag, std::string_view text);
+
+// Parses argv. Returns false after having printed the help that was asked for. Throws Error{usage}.
+bool parse_flags(CLI::App& app, int argc, char** argv);
+
+// Runs a main's body and turns what it throws into one line on standard error and an exit code.
+int run_tool(std::string_view program, const std::function<int()>& body);
+
+}  // namespace offload::tools
+
+#endif  // OFFLOAD_TOOLS_COMMON_H_
