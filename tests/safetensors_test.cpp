@@ -41,7 +41,8 @@ std::string length_refusal(std::string_view file, int64_t file_bytes) {
 TEST_CASE("tensors_come_in_file_order_with_offsets_from_the_start_of_the_file") {
   const std::string json =
       R"({"b":{"dtype":"BF16","shape":[2,2],"data_offsets":[4,12]},"__metadata__":{"format":"pt"},)"
-      R"("s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"z":{"dtype":"I64","shape":[3,0],"data_offsets":[12,12]}}   )";
+      R"("s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
+      R"("z":{"dtype":"I64","shape":[3,0],"data_offsets":[12,12]}}   )";
   const auto tensors = parse_safetensors_header(json, 8 + std::ssize(json) + 12, "f");
   REQUIRE(tensors.size() == 3);
   const int64_t data = 8 + std::ssize(json);

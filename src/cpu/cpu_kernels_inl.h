@@ -4,6 +4,9 @@
 // kCanonicalVectors, kIsa; and OFL_KERNEL_TABLE, the name of the function that returns the table. Everything here has
 // internal linkage, and no inline function of another header is called: the linker keeps one copy of those, and it
 // might keep the copy that was compiled for a processor that this is not.
+#ifndef OFFLOAD_CPU_CPU_KERNELS_INL_H_
+#define OFFLOAD_CPU_CPU_KERNELS_INL_H_
+
 #include <emmintrin.h>
 
 #if defined(__clang__)
@@ -658,3 +661,5 @@ const CpuKernels& OFL_KERNEL_TABLE() {
 
 #undef OFL_UNROLL
 #undef OFL_KERNEL_TABLE
+
+#endif  // OFFLOAD_CPU_CPU_KERNELS_INL_H_

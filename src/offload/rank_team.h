@@ -1,6 +1,7 @@
 // RankTeam: one thread per rank, alive as long as the team, that run the same work together.
 //
-// Rank 0 is the calling thread. A rank that throws aborts its collective, all ranks end, and the first cause is rethrown.
+// Rank 0 is the calling thread. A rank that throws aborts its collective, all ranks end, and the first cause is
+// rethrown.
 #ifndef OFFLOAD_OFFLOAD_RANK_TEAM_H_
 #define OFFLOAD_OFFLOAD_RANK_TEAM_H_
 
@@ -21,8 +22,8 @@ class RankTeam {
 
   int world() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Runs work(rank) on every rank and returns when all have ended. `abort(rank)` is called on the first rank that throws,
-  // from its thread; it must free the others from their waits. Rethrows the first exception that is not Aborted.
+  // Runs work(rank) on every rank and returns when all have ended. `abort(rank)` is called from the thread of a rank
+  // that throws; it must free the others from their waits. Rethrows the first exception that is not Aborted.
   void run(const std::function<void(int rank)>& work, const std::function<void(int rank)>& abort);
 
  private:

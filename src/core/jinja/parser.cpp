@@ -4,7 +4,7 @@
 #include <initializer_list>
 
 #include "core/base.h"
-#include "core/jinja/lexer.h"
+#include "core/jinja/token_cursor.h"
 
 namespace offload::jinja {
 namespace {
@@ -12,11 +12,10 @@ namespace {
 constexpr std::string_view kRefusedTags[] = {"call",   "include",    "import", "from", "extends", "block",
                                              "filter", "autoescape", "trans",  "do",   "debug",   "pluralize"};
 
-class Parser {
+class Parser : private TokenCursor {
  public:
-  Parser(std::string_view source, std::string origin) {
-    program_.origin = std::move(origin);
-    tokens_ = tokenize(source, program_.origin);
+  Parser(std::string_view source, const std::string& origin) : TokenCursor(tokenize(source, origin), origin) {
+    program_.origin = origin;
     program_.loop_symbol = program_.symbols.intern("loop");
   }
 
@@ -39,62 +38,6 @@ class Parser {
    private:
     Parser& parser_;
   };
-
-  // --- tokens --------------------------------------------------------------------------------------------------------
-
-  const Token& now() const { return tokens_[at_]; }
-  const Token& ahead() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
-  [[noreturn]] void fail(std::string_view message) const { throw_at(program_.origin, now().line, message); }
-
-  bool is(TokenType type) const { return now().type == type; }
-  bool is_op(std::string_view op) const { return is(TokenType::op) && now().text == op; }
-  bool is_word(std::string_view word) const { return is(TokenType::name) && now().text == word; }
-  bool skip_op(std::string_view op) {
-    if (!is_op(op)) return false;
-    ++at_;
-    return true;
-  }
-  bool skip_word(std::string_view word) {
-    if (!is_word(word)) return false;
-    ++at_;
-    return true;
-  }
-  void expect_op(std::string_view op) {
-    if (!skip_op(op)) fail(fmt::format("expected '{}', found {}", op, found()));
-  }
-  std::string expect_name() {
-    if (!is(TokenType::name)) fail(fmt::format("expected a name, found {}", found()));
-    return tokens_[at_++].text;
-  }
-  void expect(TokenType type, std::string_view what) {
-    if (!is(type)) fail(fmt::format("expected {}, found {}", what, found()));
-    ++at_;
-  }
-  std::string found() const {
-    switch (now().type) {
-      case TokenType::data:
-        return "text";
-      case TokenType::variable_begin:
-        return "'{{'";
-      case TokenType::variable_end:
-        return "'}}'";
-      case TokenType::block_begin:
-        return "'{%'";
-      case TokenType::block_end:
-        return "'%}'";
-      case TokenType::name:
-      case TokenType::op:
-        return fmt::format("'{}'", printable(now().text, 60));
-      case TokenType::string:
-        return "a string";
-      case TokenType::integer:
-      case TokenType::real:
-        return "a number";
-      case TokenType::end:
-        return "the end of the template";
-    }
-    return "";
-  }
 
   ExprPtr make(ExprKind kind, int line) const {
     auto expr = std::make_unique<Expr>();
@@ -706,8 +649,6 @@ class Parser {
   }
 
   Program program_;
-  std::vector<Token> tokens_;
-  size_t at_ = 0;
   int nesting_ = 0;
   int loops_ = 0;
 };
@@ -720,7 +661,7 @@ Program parse_template(std::string_view source, std::string origin) {
                 kTemplateBytesMax);
   if (const size_t at = find_invalid_utf8(source); at != std::string_view::npos)
     throw_error(ErrorCode::input, "{}: the template is not valid UTF-8 at byte {}", origin, at);
-  return Parser(source, std::move(origin)).run();
+  return Parser(source, origin).run();
 }
 
 }  // namespace offload::jinja
