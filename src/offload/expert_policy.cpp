@@ -225,12 +225,17 @@ void ExpertPolicy::gather_ring(size_t count, Phase phase) {
 
 // Puts the plan's experts that are still in a slot back into the layer's list.
 void ExpertPolicy::rank_layer(int64_t layer) {
+  constexpr size_t kFew = 32;  // below, inserting is cheaper than sorting anew
   std::vector<Ranked>& list = ranked_[static_cast<size_t>(layer)];
   for (const PlannedRun& run : runs_) {
     if (run.where != RunWhere::slab || slot(run.slot).key.expert != run.expert) continue;
-    list.push_back(ranked_now(run.slot));
+    if (runs_.size() < kFew) {
+      insert_ranked(layer, ranked_now(run.slot));
+    } else {
+      list.push_back(ranked_now(run.slot));
+    }
   }
-  std::sort(list.begin(), list.end(), is_needed_before);
+  if (runs_.size() >= kFew) std::sort(list.begin(), list.end(), is_needed_before);
 }
 
 void ExpertPolicy::plan_lookahead(Phase phase) {
