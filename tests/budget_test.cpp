@@ -6,6 +6,9 @@
 #include <fstream>
 #include <limits>
 
+#include "cpu/cpu_backend.h"
+#include "cpu/cpu_ops.h"
+#include "offload/engine.h"
 #include "offload/pinning.h"
 #include "offload/progress.h"
 #include "offload/system_memory.h"
@@ -243,4 +246,25 @@ TEST_CASE("the_pinning_warning_gives_reached_size_limit_and_remedies_in_one_line
   CHECK(has(message, "LimitMEMLOCK"));
   CHECK(message.find('\n') == std::string::npos);
   CHECK(has(pinning_warning(0, kGib, std::nullopt), "stopped at 0 bytes"));
+}
+
+TEST_CASE("an_engine_whose_plan_exceeds_the_ram_budget_is_refused_before_it_loads") {
+  cpu::CpuBackend backend(std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = 1}));
+  bool loading = false;
+  EngineOptions options;
+  options.model_dir = OFFLOAD_SOURCE_DIR "/models/demo-qwen4-exp";
+  options.context = 256;
+  options.chunk = 64;
+  options.progress = [&](int64_t, int64_t) { loading = true; };
+  options.ram_budget_bytes = 1 << 20;
+  try {
+    Engine engine(options, backend);
+    FAIL("a plan of several MiB was accepted");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::resource);
+    CHECK(has(error.message(), "RAM needed: "));
+    CHECK(has(error.message(), "available: 1.00 MiB (--ram-budget)"));
+    CHECK(has(error.message(), "raise --ram-budget"));
+  }
+  CHECK_FALSE(loading);
 }

@@ -20,8 +20,9 @@ void run(const std::string& folder, const SyntheticExperts& model, const LoadBen
   const Checkpoint checkpoint = Checkpoint::open(folder);
   const LoadBenchResult result = load_bench(checkpoint, model.expert_layers(), model.shape, options);
   for (const LoadBenchRound& round : result.rounds)
-    fmt::print("plain_gib_s={:.3f} loader_gib_s={:.3f} ratio={:.3f}\n", round.plain_bytes_per_s / 0x1p30,
-               round.loader_bytes_per_s / 0x1p30, round.loader_bytes_per_s / round.plain_bytes_per_s);
+    fmt::print("plain_gib_s={:.3f} load_gib_s={:.3f} reload_gib_s={:.3f} reload_to_plain={:.3f}\n",
+               round.plain_bytes_per_s / 0x1p30, round.load_bytes_per_s / 0x1p30, round.reload_bytes_per_s / 0x1p30,
+               round.reload_bytes_per_s / round.plain_bytes_per_s);
   fmt::print("median_ratio={:.3f} uring={} direct={} reads={} checksum={:016x}\n", load_efficiency(result),
              result.read.used_uring, result.read.used_direct, result.read.reads, result.checksum);
   fmt::print("experts={} staging_bound={} rss_before={} rss_peak={} peak_over_experts={}\n",

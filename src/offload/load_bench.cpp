@@ -94,7 +94,7 @@ void drop_cache(const Checkpoint& checkpoint) {
 double load_efficiency(const LoadBenchResult& result) {
   std::vector<double> ratios;
   for (const LoadBenchRound& round : result.rounds)
-    ratios.push_back(round.loader_bytes_per_s / round.plain_bytes_per_s);
+    ratios.push_back(round.reload_bytes_per_s / round.plain_bytes_per_s);
   OFL_ASSERT(!ratios.empty());
   std::nth_element(ratios.begin(), ratios.begin() + std::ssize(ratios) / 2, ratios.end());
   return ratios[ratios.size() / 2];
@@ -111,12 +111,16 @@ LoadBenchResult load_bench(const Checkpoint& checkpoint, const std::vector<Exper
     result.expert_bytes = residency.bytes();
     result.staging_bytes = residency.load_staging_bytes(options.load);
     LoadBenchRound rates;
+    const auto timed_load = [&] {
+      drop_cache(checkpoint);
+      const auto start = std::chrono::steady_clock::now();
+      residency.load(options.load, {});
+      return static_cast<double>(result.expert_bytes) / seconds_since(start);
+    };
+    rates.load_bytes_per_s = timed_load();
     drop_cache(checkpoint);
     rates.plain_bytes_per_s = plain_rate(checkpoint, result.file_bytes);
-    drop_cache(checkpoint);
-    const auto start = std::chrono::steady_clock::now();
-    residency.load(options.load, {});
-    rates.loader_bytes_per_s = static_cast<double>(result.expert_bytes) / seconds_since(start);
+    rates.reload_bytes_per_s = timed_load();
     result.rounds.push_back(rates);
     result.read = residency.read_report();
     result.checksum = 0;

@@ -16,12 +16,15 @@ namespace offload {
 struct LoadBenchOptions {
   ResidencyOptions residency = {};
   ResidencyLoadOptions load = {};
-  int repeat = 3;  // rounds of plain, then loader; interleaved so that a change of the disk's mood meets both
+  int repeat = 3;  // rounds; interleaved so that a change of the disk's mood meets both
 };
 
 struct LoadBenchRound {
   double plain_bytes_per_s = 0;
-  double loader_bytes_per_s = 0;  // experts' bytes over the whole load, allocation and first touch included
+  // Experts' bytes over a whole load. The first load takes its memory from the system, which has to clear it; a virtual
+  // machine's host may have to find it first. The reload fills the same memory again: reading and placing alone.
+  double load_bytes_per_s = 0;
+  double reload_bytes_per_s = 0;
 };
 
 struct LoadBenchResult {
@@ -34,7 +37,7 @@ struct LoadBenchResult {
   ReadReport read = {};
 };
 
-// Median over the rounds of loader / plain.
+// Median over the rounds of reload / plain: what the loader makes of the disk.
 double load_efficiency(const LoadBenchResult& result);
 
 // Reads all files of `checkpoint` and loads its experts, cold, `repeat` times. Throws what a load throws.

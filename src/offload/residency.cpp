@@ -91,12 +91,13 @@ void Residency::load(const ResidencyLoadOptions& options, const LoadProgressSink
   warnings_.clear();
   try {
     allocate();
-    touch(options.threads, progress);
+    place(options.threads, progress);
     if (source_.checkpoint() != nullptr) {
       read_files(options, progress);
     } else {
       read_source(options.threads, progress);
     }
+    check_placement();
     if (options.pinning.pin) pin(options, progress);
   } catch (...) {
     shards_.clear();
@@ -105,27 +106,28 @@ void Residency::load(const ResidencyLoadOptions& options, const LoadProgressSink
 }
 
 void Residency::allocate() {
-  shards_.clear();
+  if (!shards_.empty()) return;
   for (int rank = 0; rank < world(); ++rank)
     shards_.emplace_back(bytes(rank), fmt::format("the routed experts of rank {}", rank));
 }
 
-// First touch by threads on the rank's node: it decides where pages lie, and costs far less in parallel.
-void Residency::touch(int threads, const LoadProgressSink& progress) {
-  std::optional<NumaBinding> numa;
-  if (!options_.numa_nodes.empty()) numa.emplace();
+// Where the pages of each shard are to come from. They are first touched by the fill, in parallel; where the system
+// takes no such orders, the first touch by threads that run on the node decides, and precedes the fill.
+void Residency::place(int threads, const LoadProgressSink& progress) {
+  if (options_.numa_nodes.empty()) return;
+  const NumaBinding numa;
   for (int rank = 0; rank < world(); ++rank) {
+    const int node = options_.numa_nodes[static_cast<size_t>(rank)];
+    if (node < 0) continue;
     const std::span<std::byte> shard = shards_[static_cast<size_t>(rank)].span();
-    const int node = numa ? options_.numa_nodes[static_cast<size_t>(rank)] : -1;
-    if (node >= 0) {
-      if (std::string warning = numa->bind_memory(shard, node); !warning.empty())
-        warnings_.push_back(fmt::format("rank {}: {}", rank, warning));
-    }
+    const std::string refusal = numa.bind_memory(shard, node);
+    if (refusal.empty()) continue;
+    warnings_.push_back(fmt::format("rank {}: {}", rank, refusal));
     std::atomic<size_t> next{0};
     run_load(
         threads,
         [&](int, LoadMeter& meter) {
-          if (node >= 0) numa->bind_thread(node);
+          if (!numa.bind_thread(node)) return;
           while (!meter.stopped()) {
             const size_t begin = next.fetch_add(static_cast<size_t>(kTouchBytes));
             if (begin >= shard.size()) break;
@@ -134,12 +136,21 @@ void Residency::touch(int threads, const LoadProgressSink& progress) {
           }
         },
         progress);
+  }
+}
+
+void Residency::check_placement() {
+  if (options_.numa_nodes.empty()) return;
+  const NumaBinding numa;
+  for (int rank = 0; rank < world(); ++rank) {
+    const int node = options_.numa_nodes[static_cast<size_t>(rank)];
     if (node < 0) continue;
-    if (const double share = numa->share_on_node(shard, node); share < kShareOnNodeMin)
-      warnings_.push_back(
-          fmt::format("rank {}: {:.0f} % of its experts lie on NUMA node {}, expected 95 %; free memory "
-                      "there or expect slower copies",
-                      rank, 100 * share, node));
+    const double share = numa.share_on_node(shards_[static_cast<size_t>(rank)].span(), node);
+    if (share >= kShareOnNodeMin) continue;
+    warnings_.push_back(
+        fmt::format("rank {}: {:.0f} % of its experts lie on NUMA node {}, expected 95 %; free memory there or expect "
+                    "slower copies",
+                    rank, 100 * share, node));
   }
 }
 

@@ -57,8 +57,9 @@ class Residency {
   int64_t bytes() const;
   int64_t load_staging_bytes(const ResidencyLoadOptions& options) const;
 
-  // Allocates, touches, fills and pins all shards. `progress` is called from this thread, several times a second, with
+  // Allocates, places, fills and pins all shards. `progress` is called from this thread, several times a second, with
   // the bytes filled since the last call; it may throw to stop, and so may an Error of a read; nothing is left then.
+  // Again: fills the same memory anew.
   void load(const ResidencyLoadOptions& options, const LoadProgressSink& progress);
 
   // REQUIRES: loaded. Null when `rank` does not own the expert.
@@ -79,7 +80,8 @@ class Residency {
   std::vector<ExpertPiece> pieces(int rank, int64_t layer, int64_t expert) const;
   std::byte* block_data(int rank, int64_t layer, int64_t expert) const;
   void allocate();
-  void touch(int threads, const LoadProgressSink& progress);
+  void place(int threads, const LoadProgressSink& progress);
+  void check_placement();
   void read_files(const ResidencyLoadOptions& options, const LoadProgressSink& progress);
   void read_source(int threads, const LoadProgressSink& progress);
   void pin(const ResidencyLoadOptions& options, const LoadProgressSink& progress);
