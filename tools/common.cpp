@@ -164,7 +164,7 @@ EngineOptions Settings::engine_options() const {
   options.context = context;
   options.chunk = chunk;
   options.load_threads = threads;
-  options.host_bytes_max = host_bytes_max;
+  options.ram_budget_bytes = ram_budget_bytes;
   options.arithmetic = arithmetic;
   return options;
 }
@@ -180,7 +180,7 @@ Settings settings_of(const SharedFlags& flags) {
   settings.seed = parse_seed("--seed", flags.seed);
   if (!flags.context.empty()) settings.context = parse_integer("--context", flags.context, 1);
   if (!flags.chunk.empty()) settings.chunk = parse_integer("--chunk", flags.chunk, 1);
-  if (!flags.ram_budget.empty()) settings.host_bytes_max = parse_gib("--ram-budget", flags.ram_budget);
+  if (!flags.ram_budget.empty()) settings.ram_budget_bytes = parse_gib("--ram-budget", flags.ram_budget);
   settings.threads = flags.threads.empty()
                          ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
                          : static_cast<int>(parse_integer("--threads", flags.threads, 1, kThreadsMax));

@@ -39,7 +39,7 @@ struct Settings {
   int threads = 1;
   uint64_t seed = 0;
   int64_t context = 0, chunk = 0;  // 0: the engine's choice
-  int64_t host_bytes_max = 0;      // 0: no limit
+  std::optional<int64_t> ram_budget_bytes = {};  // nothing: what the system has
   Arithmetic arithmetic;
 
   EngineOptions engine_options() const;

@@ -4,13 +4,12 @@
 
 #include "core/canonical.h"
 #include "core/models/registry.h"
+#include "offload/system_memory.h"
 
 namespace offload {
 namespace {
 
 constexpr int64_t kLogitTile = 64;  // rows that pass through lm_head at once
-
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 
 }  // namespace
 
@@ -39,11 +38,35 @@ Engine::Engine(const EngineOptions& options, Backend& backend)
     source_ = checkpoint_source(*checkpoint_, *tensors_);
   }
   plan();
-  check_budget(options);
+  budget(options).require_fit();
   if (!options.plan_only) load(options);
 }
 
 Engine::~Engine() = default;
+
+// The plan's bytes against what the host has. What a device has, its backend alone knows: no limit is set there yet.
+Budget Engine::budget(const EngineOptions& options) const {
+  Budget budget;
+  const MemoryPlace host = MemoryPlace::ram();
+  const MemoryPlace device = backend_.name() == "cpu" ? host : MemoryPlace::vram(0);
+  if (options.ram_budget_bytes) {
+    budget.limit(host, *options.ram_budget_bytes, "--ram-budget");
+  } else {
+    const SystemMemory system = read_system_memory();
+    budget.limit(host, system.available_bytes, system.decided_by);
+  }
+  budget.add("weights", memory_.weights, device);
+  budget.add("experts", memory_.experts, host);
+  budget.add("tables", memory_.tables, host);
+  budget.add("sequence state", memory_.sequence, device, {"lower --context", memory_.sequence});
+  budget.add("workspace", memory_.workspace, device, {"lower --chunk", memory_.workspace});
+  budget.add("load staging", residency_->load_staging_bytes(expert_load_options(options)), host);
+  return budget;
+}
+
+ResidencyLoadOptions Engine::expert_load_options(const EngineOptions& options) const {
+  return {.threads = options.load_threads};
+}
 
 // Builds the model on measuring arenas: every name and shape is checked and every byte counted before any is taken.
 void Engine::plan() {
@@ -67,16 +90,6 @@ void Engine::plan() {
   memory_.workspace = workspace_.peak_bytes() + backend_.ops().scratch_peak_bytes();
 }
 
-void Engine::check_budget(const EngineOptions& options) const {
-  if (options.host_bytes_max == 0 || memory_.total() <= options.host_bytes_max) return;
-  throw_error(ErrorCode::resource,
-              "the plan needs {:.3f} GiB of host memory, --ram-budget allows {:.3f}; weights and experts take {:.3f}, "
-              "--context {} takes {:.3f} and --chunk {} takes {:.3f}: raise --ram-budget or lower those",
-              static_cast<double>(memory_.total()) / kGib, static_cast<double>(options.host_bytes_max) / kGib,
-              static_cast<double>(memory_.weights + memory_.experts + memory_.tables) / kGib, context(),
-              static_cast<double>(memory_.sequence) / kGib, chunk_, static_cast<double>(memory_.workspace) / kGib);
-}
-
 void Engine::load(const EngineOptions& options) {
   const int64_t total = memory_.weights + memory_.experts + memory_.tables;
   int64_t done = 0;
@@ -93,7 +106,8 @@ void Engine::load(const EngineOptions& options) {
   size_t table = 0;
   for (NgramEmbedding* user : model_->table_users()) user->set_table(*tables_[table++]);
   for (const auto& each : tables_) each->load(progress);
-  residency_->load(options.load_threads, progress);
+  residency_->load(expert_load_options(options), progress);
+  warnings_.insert(warnings_.end(), residency_->warnings().begin(), residency_->warnings().end());
 
   workspace_ = Arena(workspace_memory_.data(), workspace_memory_.bytes());
   backend_.ops().set_scratch(Tensor(scratch_memory_.data(), DType::u8, {scratch_memory_.bytes()}));

@@ -18,6 +18,7 @@
 #include "core/model.h"
 #include "core/model_spec.h"
 #include "core/sequence.h"
+#include "offload/budget.h"
 #include "offload/expert_executor.h"
 #include "offload/host_table.h"
 #include "offload/residency.h"
@@ -31,7 +32,8 @@ struct EngineOptions {
   int64_t context = 0;  // positions a sequence may have; 0: the model's own, at most kContextDefault
   int64_t chunk = 0;    // rows of one step at most; 0: kChunkDefault
   int load_threads = 1;
-  int64_t host_bytes_max = 0;  // a plan above this is refused before anything is allocated; 0: no limit
+  // Host memory that may be used; nothing: what the system has available.
+  std::optional<int64_t> ram_budget_bytes = {};
   bool plan_only = false;  // checks the checkpoint and fills memory(), then stops; feed() and new_sequence() are off
   Arithmetic arithmetic;
   // Told the bytes loaded so far and in all. May throw Error{interrupted} to stop the load.
@@ -81,7 +83,8 @@ class Engine {
 
  private:
   void plan();
-  void check_budget(const EngineOptions& options) const;
+  Budget budget(const EngineOptions& options) const;
+  ResidencyLoadOptions expert_load_options(const EngineOptions& options) const;
   void load(const EngineOptions& options);
   void plan_steps(Model& model, const StateLayout& layout, Arena& arena);
   void step(SequenceState& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,

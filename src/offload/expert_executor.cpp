@@ -6,7 +6,7 @@ namespace offload {
 
 void ExpertExecutor::run(const RoutedExperts& step) {
   const auto slots = static_cast<size_t>(step.ids.elements());
-  const int64_t experts = residency_.shape().experts, top_k = step.ids.dim(1);
+  const int64_t experts = residency_.local_shape().experts, top_k = step.ids.dim(1);
   ids_.resize(slots);
   rows_.resize(slots);
   out_rows_.resize(slots);
@@ -21,8 +21,8 @@ void ExpertExecutor::run(const RoutedExperts& step) {
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t begin = begins_[static_cast<size_t>(e)], count = begins_[static_cast<size_t>(e) + 1] - begin;
     if (count == 0) continue;
-    const std::byte* block = residency_.block(step.layer, e);
-    runs_.push_back({block, block + residency_.shape().gate_up_bytes(), begin, count});
+    const std::byte* block = residency_.block(0, step.layer, e);
+    runs_.push_back({block, block + residency_.local_shape().gate_up_bytes(), begin, count});
   }
   expert_bytes_ += static_cast<int64_t>(runs_.size()) * residency_.shape().block_bytes();
   std::fill(present_.begin(), present_.end(), std::byte{1});
@@ -32,8 +32,8 @@ void ExpertExecutor::run(const RoutedExperts& step) {
                                    .runs = runs_,
                                    .rows = rows_,
                                    .out_rows = out_rows_,
-                                   .intermediate = residency_.shape().intermediate,
-                                   .weight_dtype = residency_.shape().dtype,
+                                   .intermediate = residency_.local_shape().intermediate,
+                                   .weight_dtype = residency_.local_shape().dtype,
                                    .rounding = step.rounding});
 }
 
@@ -65,12 +65,12 @@ void ExpertExecutor::plan(const RoutedExperts& step) {
                                      .runs = runs_,
                                      .rows = rows_,
                                      .out_rows = out_rows_,
-                                     .intermediate = residency_.shape().intermediate,
-                                     .weight_dtype = residency_.shape().dtype,
+                                     .intermediate = residency_.local_shape().intermediate,
+                                     .weight_dtype = residency_.local_shape().dtype,
                                      .rounding = step.rounding});
   };
   ask(top_k);
-  ask(std::min(residency_.shape().experts, slots));
+  ask(std::min(residency_.local_shape().experts, slots));
 }
 
 }  // namespace offload
