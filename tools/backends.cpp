@@ -1,5 +1,7 @@
 #include "backends.h"
 
+#include <algorithm>
+
 #include "cpu/cpu_backend.h"
 #include "cpu/cpu_ops.h"
 
@@ -7,8 +9,24 @@ namespace offload::tools {
 
 std::unique_ptr<Backend> make_backend(const Settings& settings) {
   OFL_ASSERT(settings.device == "cpu");
+  const int threads_of_rank = std::max(1, settings.threads / settings.tp);
   return std::make_unique<cpu::CpuBackend>(
-      std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = settings.threads}));
+      std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = threads_of_rank}));
+}
+
+DeviceSet::DeviceSet(const Settings& settings) {
+  for (int rank = 0; rank < settings.tp; ++rank) backends_.push_back(make_backend(settings));
+  if (settings.tp == 1) return;
+  group_ = std::make_unique<cpu::ThreadGroup>(settings.tp);
+  for (int rank = 0; rank < settings.tp; ++rank) ends_.push_back(group_->end(rank));
+}
+
+Devices DeviceSet::devices() const {
+  std::vector<Backend*> backends;
+  std::vector<Collective*> ends;
+  for (const auto& backend : backends_) backends.push_back(backend.get());
+  for (const auto& end : ends_) ends.push_back(end.get());
+  return {std::move(backends), std::move(ends)};
 }
 
 }  // namespace offload::tools

@@ -3,14 +3,29 @@
 #define OFFLOAD_TOOLS_BACKENDS_H_
 
 #include <memory>
+#include <vector>
 
 #include "common.h"
 #include "core/backend.h"
+#include "core/collective.h"
+#include "cpu/thread_collective.h"
 
 namespace offload::tools {
 
 // REQUIRES: settings from settings_of().
 std::unique_ptr<Backend> make_backend(const Settings& settings);
+
+// One backend per rank and what joins them. Outlives the engine.
+class DeviceSet {
+ public:
+  explicit DeviceSet(const Settings& settings);
+  Devices devices() const;
+
+ private:
+  std::vector<std::unique_ptr<Backend>> backends_;
+  std::unique_ptr<cpu::ThreadGroup> group_;
+  std::vector<std::unique_ptr<Collective>> ends_;
+};
 
 }  // namespace offload::tools
 

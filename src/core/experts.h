@@ -72,7 +72,7 @@ struct RoutedExperts {
   int64_t layer = 0;  // index among the layers with experts
   Tensor x;           // [rows, hidden] A
   Tensor ids;         // I32 [rows, K]
-  Tensor parts;       // [rows * K, hidden] A: row r * K + s receives expert ids[r][s] applied to x[r]
+  Tensor parts;       // [rows * K, hidden] parts_dtype(): row r * K + s receives expert ids[r][s] applied to x[r]
   Tensor present;     // U8 [rows, K]: 1 where this rank wrote the part
   Rounding rounding = Rounding::fused;
 };
@@ -80,6 +80,9 @@ struct RoutedExperts {
 class ExpertRunner {
  public:
   virtual ~ExpertRunner() = default;
+
+  // The dtype of `parts` for activations of dtype `activations`: F32 where a part is not an expert's whole output.
+  virtual DType parts_dtype(DType activations) const = 0;
 
   // Fills parts and present for the experts of this rank. In planning mode (Ops::planning) it asks the ops for the
   // largest scratch that any routing of these shapes can need.
