@@ -365,7 +365,7 @@ TEST_CASE("bad_values_of_flags_are_usage_errors_that_name_the_flag_and_the_range
     CAPTURE(fmt::format("{}", fmt::join(row.arguments, " ")));
     check_refused(run(arguments), 2, row.parts);
   }
-  check_refused(run({"-p", "x", "--ram-budget", "0.001"}), 1, {"--ram-budget", "GiB"});
+  check_refused(run({"-p", "x", "--ram-budget", "0.001"}), 1, {"--ram-budget", "available"});
 }
 
 TEST_CASE("empty_and_unusable_prompts_are_refused") {
@@ -443,7 +443,7 @@ TEST_CASE("ctrl_c_ends_a_load_a_prompt_and_an_answer_within_seconds") {
   Json config = parse_json(read_text_file(kDemo + "/config.json", 1 << 20), "config.json");
   config["hidden_size"] = 2048;
   config["ple_embed_dim"] = 2048;
-  config["num_experts"] = 512;
+  config["num_experts"] = 64;
   config["moe_intermediate_size"] = 512;
   folder.write("config.json", config.dump());
   const auto check_ended = [](Child& child) {
@@ -510,5 +510,5 @@ TEST_CASE("progress_is_a_bar_on_a_terminal_and_lines_elsewhere_whatever_stdout_i
   child.finish();
   CHECK(child.out == kAnswer + "\n");
   CHECK(contains(child.err, "\r"));
-  CHECK(contains(child.err, "#"));
+  CHECK(contains(child.err, "loading ["));
 }

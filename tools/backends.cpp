@@ -4,6 +4,7 @@
 
 #include "cpu/cpu_backend.h"
 #include "cpu/cpu_ops.h"
+#include "cpu/thread_collective.h"
 
 namespace offload::tools {
 
@@ -14,11 +15,18 @@ std::unique_ptr<Backend> make_backend(const Settings& settings) {
       std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = threads_of_rank}));
 }
 
+struct DeviceSet::Group {
+  explicit Group(int world) : threads(world) {}
+  cpu::ThreadGroup threads;
+};
+
+DeviceSet::~DeviceSet() = default;
+
 DeviceSet::DeviceSet(const Settings& settings) {
   for (int rank = 0; rank < settings.tp; ++rank) backends_.push_back(make_backend(settings));
   if (settings.tp == 1) return;
-  group_ = std::make_unique<cpu::ThreadGroup>(settings.tp);
-  for (int rank = 0; rank < settings.tp; ++rank) ends_.push_back(group_->end(rank));
+  group_ = std::make_unique<Group>(settings.tp);
+  for (int rank = 0; rank < settings.tp; ++rank) ends_.push_back(group_->threads.end(rank));
 }
 
 Devices DeviceSet::devices() const {

@@ -8,7 +8,6 @@
 #include "common.h"
 #include "core/backend.h"
 #include "core/collective.h"
-#include "cpu/thread_collective.h"
 
 namespace offload::tools {
 
@@ -19,11 +18,14 @@ std::unique_ptr<Backend> make_backend(const Settings& settings);
 class DeviceSet {
  public:
   explicit DeviceSet(const Settings& settings);
+  ~DeviceSet();
   Devices devices() const;
 
  private:
+  struct Group;  // what the collectives of one backend share
+
   std::vector<std::unique_ptr<Backend>> backends_;
-  std::unique_ptr<cpu::ThreadGroup> group_;
+  std::unique_ptr<Group> group_;
   std::vector<std::unique_ptr<Collective>> ends_;
 };
 
