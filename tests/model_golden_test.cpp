@@ -254,3 +254,15 @@ TEST_CASE("logits_have_the_same_bits_on_repeat_and_for_one_and_two_threads") {
     CHECK(one.all_logits(a, prompt.ids) == first);
   }
 }
+
+TEST_CASE("what_is_planned_for_the_contexts_end_is_enough_for_every_shorter_step_and_any_thread_count") {
+  const Golden golden;
+  const std::vector<int32_t>& ids = golden.prompts()[5].ids;
+  for (const int threads : {1, 16}) {
+    Runner runner(kFused, 64, threads);
+    for (const size_t rows : {size_t{1}, size_t{8}, size_t{9}, size_t{13}, size_t{20}, size_t{63}, size_t{64}}) {
+      Sequence sequence = runner.engine().new_sequence();
+      CHECK(!runner.last_logits(sequence, std::span(ids).first(rows)).empty());
+    }
+  }
+}

@@ -170,8 +170,8 @@ struct AttentionScratch {
   int64_t stride;     // n padded
 
   explicit AttentionScratch(const AttentionArgs& a) : stride(round_to_lanes(a.q.dim(2))) {
-    const int64_t cached = a.k.dim(0);
-    positions = round_to_lanes(a.blocks ? std::min(cached, (a.blocks.dim(1) + 1) * a.ratio) : cached);
+    const int64_t visible = a.first + a.q.dim(0);
+    positions = round_to_lanes(a.blocks ? std::min(visible, (a.blocks.dim(1) + 1) * a.ratio) : visible);
   }
   int64_t heads(const AttentionArgs& a) const { return std::min(kHeadsMax, a.q.dim(1) / a.k.dim(1)); }
   int64_t floats(const AttentionArgs& a) const { return heads(a) * (2 * stride + positions); }
