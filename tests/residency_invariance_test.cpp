@@ -25,8 +25,9 @@ struct World {
 // An engine on the demo over ranks that are threads.
 class Rig {
  public:
-  explicit Rig(const World& world, const std::function<void(cpu::CpuBackend&, int rank)>& prepare = {})
-      : group_(world.ranks) {
+  // `before_load` and `prepare` are called for each rank's backend before and after the engine is made.
+  using Prepare = std::function<void(cpu::CpuBackend&, int rank)>;
+  explicit Rig(const World& world, const Prepare& prepare = {}, const Prepare& before_load = {}) : group_(world.ranks) {
     EngineOptions options;
     options.model_dir = Golden::model_dir();
     options.context = 1024;
@@ -41,6 +42,7 @@ class Rig {
       backends_.push_back(
           std::make_unique<cpu::CpuBackend>(std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = 1})));
       backends.push_back(backends_.back().get());
+      if (before_load) before_load(*backends_.back(), rank);
       if (world.ranks > 1) {
         ends_.push_back(group_.end(rank));
         ends.push_back(ends_.back().get());
@@ -167,7 +169,33 @@ TEST_CASE("a_copy_that_fails_ends_the_feed_with_its_own_error_on_every_world_and
       } catch (const Error& error) {
         CHECK(error.message() == "the link broke");
       }
+      // The device is lost: every later step says so again instead of computing on what did not arrive.
+      CHECK_THROWS_AS(rig.run(golden.prompts().front(), 1), Error);
     }
+  }
+}
+
+TEST_CASE("an_allocation_that_fails_ends_the_load_or_the_sequence_with_its_own_error") {
+  const Golden golden;
+  for (const int ranks : {1, 2}) {
+    int nth = 1, failures = 0;
+    for (bool passed = false; !passed; ++nth) {
+      int allocations = 0;
+      try {
+        Rig rig({.ranks = ranks, .cache = {.slots = 6}}, {}, [&](cpu::CpuBackend& backend, int) {
+          backend.set_before_allocate([&] {
+            if (++allocations == nth) throw Error(ErrorCode::resource, "no memory");
+          });
+        });
+        rig.run(golden.prompts().front(), 1);
+        passed = true;
+      } catch (const Error& error) {
+        CHECK(error.message() == "no memory");
+        ++failures;
+      }
+      REQUIRE(nth < 100);
+    }
+    CHECK(failures == ranks * 5);  // weights, workspace, op scratch, expert slots; then the sequence
   }
 }
 

@@ -54,6 +54,8 @@ class Lane {
 
   // device = host bytes. REQUIRES: contiguous, as large; both stay until the copy is done.
   virtual void copy_in(std::span<const std::byte> host, const Tensor& device) = 0;
+  // function(context) on the host, in the lane's order.
+  virtual void call(void (*function)(void*), void* context) = 0;
   // `event` is reached when everything issued on this lane so far is done.
   virtual void record(int event) = 0;
   // What is issued on this lane later starts after the latest record of `event` (at once when there is none).

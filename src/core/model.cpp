@@ -80,6 +80,8 @@ Tensor Model::forward(Step& step, const LayerTap& tap) {
   const Tensor output = step.arena.take(step.dtype(), {rows, hidden});
   const ArenaScope scope(step.arena);
   const Tensor ids = step.arena.take(DType::i32, {rows});
+  for (Layer& layer : layers_)
+    if (layer.ngram) layer.ngram->fetch(step);
   if (!step.ops.planning()) step.backend.upload(std::as_bytes(step.tokens), ids);
   fill_rope(step);
   const Tensor stack = step.arena.take(step.dtype(), {rows, spec_.hyper.streams * hidden});

@@ -2,6 +2,7 @@
 #ifndef OFFLOAD_CPU_CPU_BACKEND_H_
 #define OFFLOAD_CPU_CPU_BACKEND_H_
 
+#include <functional>
 #include <memory>
 
 #include "core/backend.h"
@@ -21,6 +22,9 @@ class CpuBackend final : public Backend {
   Lane& compute_lane() override { return lanes_->compute(); }
   Lane& copy_lane() override { return lanes_->copy(); }
   CpuLanes& lanes() { return *lanes_; }
+
+  // For tests: called before each allocation; may throw.
+  void set_before_allocate(std::function<void()> hook) { before_allocate_ = std::move(hook); }
   void upload(std::span<const std::byte> host, const Tensor& device) override;
   void download(const Tensor& device, std::span<std::byte> host) override;
   void fill_zero(const Tensor& device) override;
@@ -30,6 +34,7 @@ class CpuBackend final : public Backend {
 
   std::unique_ptr<Ops> ops_;
   std::unique_ptr<CpuLanes> lanes_;
+  std::function<void()> before_allocate_;
 };
 
 }  // namespace offload::cpu

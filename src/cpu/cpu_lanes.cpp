@@ -49,8 +49,12 @@ void CpuLanes::run_copies() {
       lock.unlock();
       std::exception_ptr failure;
       try {
-        if (before_copy_) before_copy_();
-        std::memcpy(command.device, command.host, command.bytes);
+        if (command.kind == Command::Kind::call) {
+          command.function(command.context);
+        } else {
+          if (before_copy_) before_copy_();
+          std::memcpy(command.device, command.host, command.bytes);
+        }
       } catch (...) {
         failure = std::current_exception();
       }
@@ -65,6 +69,10 @@ void CpuLanes::run_copies() {
 void CpuLanes::Compute::copy_in(std::span<const std::byte> host, const Tensor& device) {
   OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
   std::memcpy(device.data(), host.data(), host.size());
+}
+
+void CpuLanes::Compute::call(void (*function)(void*), void* context) {
+  function(context);
 }
 
 void CpuLanes::Compute::record(int event) {
@@ -84,6 +92,10 @@ void CpuLanes::Compute::wait(int event) {
 void CpuLanes::Copy::copy_in(std::span<const std::byte> host, const Tensor& device) {
   OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
   lanes_.push({.kind = Command::Kind::copy, .host = host.data(), .device = device.data(), .bytes = host.size()});
+}
+
+void CpuLanes::Copy::call(void (*function)(void*), void* context) {
+  lanes_.push({.kind = Command::Kind::call, .function = function, .context = context});
 }
 
 void CpuLanes::Copy::record(int event) {

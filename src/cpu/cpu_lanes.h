@@ -34,10 +34,12 @@ class CpuLanes {
     uint64_t issued = 0, reached = 0;
   };
   struct Command {
-    enum class Kind : uint8_t { copy, record, wait } kind = Kind::copy;
+    enum class Kind : uint8_t { copy, call, record, wait } kind = Kind::copy;
     const std::byte* host = nullptr;
     void* device = nullptr;
     size_t bytes = 0;
+    void (*function)(void*) = nullptr;
+    void* context = nullptr;
     int event = 0;
     uint64_t generation = 0;
   };
@@ -46,6 +48,7 @@ class CpuLanes {
    public:
     explicit Compute(CpuLanes& lanes) : lanes_(lanes) {}
     void copy_in(std::span<const std::byte> host, const Tensor& device) override;
+    void call(void (*function)(void*), void* context) override;
     void record(int event) override;
     void wait(int event) override;
     void drain() override {}
@@ -57,6 +60,7 @@ class CpuLanes {
    public:
     explicit Copy(CpuLanes& lanes) : lanes_(lanes) {}
     void copy_in(std::span<const std::byte> host, const Tensor& device) override;
+    void call(void (*function)(void*), void* context) override;
     void record(int event) override;
     void wait(int event) override;
     void drain() override;

@@ -38,7 +38,6 @@ ExpertExecutor::ExpertExecutor(Backend& backend, const Residency& residency, int
 void ExpertExecutor::set_slab(const Tensor& slab) {
   OFL_ASSERT(slab.bytes() == slab_bytes());
   slab_ = slab;
-  if (cache_ != nullptr) backend_.create_events(static_cast<int>(2 * options_.slots));
 }
 
 void ExpertExecutor::run(const RoutedExperts& step) {

@@ -31,6 +31,8 @@ class ExpertExecutor final : public ExpertRunner {
 
   // Bytes of the slab that set_slab() wants; 0 without a cache.
   int64_t slab_bytes() const { return options_.slots * slot_bytes_; }
+  // Events of the backend that the executor uses: 0..events()-1.
+  int events() const { return static_cast<int>(2 * options_.slots); }
   // U8 [slab_bytes()]; before the first step of a cache.
   void set_slab(const Tensor& slab);
 

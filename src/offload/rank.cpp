@@ -36,8 +36,9 @@ void RankContext::load(std::span<HostTable* const> tables, const std::function<v
   Arena weights(weights_.data(), weights_.bytes());
   WeightLoader loader(source_, backend_, weights, progress);
   model_.emplace(spec_, options_.slice, loader, layout_);
-  size_t table = 0;
-  for (NgramEmbedding* user : model_->table_users()) user->set_table(*tables[table++]);
+  const std::vector<NgramEmbedding*> users = model_->table_users();
+  backend_.create_events(executor_.events() + static_cast<int>(users.size()));
+  for (size_t i = 0; i < users.size(); ++i) users[i]->set_table(*tables[i], executor_.events() + static_cast<int>(i));
   staged_.resize(static_cast<size_t>(std::min(kLogitTile, options_.chunk) * model_->vocab().count));
   Arena measuring;
   plan_steps(*model_, layout_, measuring);  // lets the real model size its host buffers
@@ -80,9 +81,22 @@ void RankContext::forward(SequenceState& sequence, std::span<const int32_t> toke
   arena_ = Arena(workspace_.data(), arena_bytes_);
   executor_.begin_step(static_cast<int64_t>(tokens.size()));
   Step step = step_of(sequence, tokens, arena_, sequence.length());
-  hidden_ = model_->forward(step, tap);
+  try {
+    hidden_ = model_->forward(step, tap);
+  } catch (...) {
+    drain_copies();
+    throw;
+  }
   if (collective_ != nullptr && !collective_->all_equal(executor_.routing_hash()))
     throw_error(ErrorCode::internal, "the ranks routed a step differently; this is a bug of the build or the hardware");
+}
+
+// After a step that was cut short: what it has on the copy lane must not write into the next one's workspace.
+void RankContext::drain_copies() noexcept {
+  try {
+    backend_.copy_lane().drain();
+  } catch (const std::exception&) {  // the lane's own failure is thrown again by the next step that uses it
+  }
 }
 
 void RankContext::logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out) {

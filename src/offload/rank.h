@@ -70,6 +70,7 @@ class RankContext {
 
  private:
   Step step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first);
+  void drain_copies() noexcept;
   void plan_steps(Model& model, const StateLayout& layout, Arena& arena);
 
   const ModelSpec& spec_;
