@@ -1,5 +1,5 @@
-# cmake -DSOURCE=DIR -DOUTPUT=FILE.h -P commit.cmake: writes the commit of SOURCE, and whether files differ from it, as a
-# header. "unknown" where there is no git. The file is left alone when it is right, so that nothing is rebuilt.
+# cmake -DSOURCE=DIR -DOUTPUT=FILE.h -P commit.cmake: writes the commit of SOURCE, and whether files differ from it, as
+# a header. "unknown" where there is no git. The file is left alone when it is right, so that nothing is rebuilt.
 set(commit "unknown")
 find_program(git git)
 if(git)
