@@ -4,6 +4,7 @@
 
 #include "cpu/cpu_backend.h"
 #include "cpu/cpu_ops.h"
+#include "cpu/roofs.h"
 #include "cpu/thread_collective.h"
 
 namespace offload::tools {
@@ -35,6 +36,17 @@ Devices DeviceSet::devices() const {
   for (const auto& backend : backends_) backends.push_back(backend.get());
   for (const auto& end : ends_) ends.push_back(end.get());
   return {std::move(backends), std::move(ends)};
+}
+
+Roofs measure_roofs(const Settings& settings) {
+  OFL_ASSERT(settings.device == "cpu");
+  return {.read_bytes_per_s = cpu::measure_dram_read_bytes_per_s(settings.threads),
+          .flops_per_s = cpu::measure_fma_flops_per_s(settings.threads, cpu::best_isa())};
+}
+
+std::string_view instruction_set(const Settings& settings) {
+  OFL_ASSERT(settings.device == "cpu");
+  return cpu::isa_name(cpu::best_isa());
 }
 
 }  // namespace offload::tools

@@ -29,6 +29,16 @@ class DeviceSet {
   std::vector<std::unique_ptr<Collective>> ends_;
 };
 
+// What the device can do at most, measured now, with settings.threads on a CPU. Takes seconds.
+struct Roofs {
+  double read_bytes_per_s = 0;  // of the memory that weights lie in
+  double flops_per_s = 0;       // FP32 FMAs, two operations each
+};
+Roofs measure_roofs(const Settings& settings);
+
+// "avx2", ...: the kernels that make_backend's backend uses.
+std::string_view instruction_set(const Settings& settings);
+
 }  // namespace offload::tools
 
 #endif  // OFFLOAD_TOOLS_BACKENDS_H_

@@ -104,7 +104,8 @@ std::string bundled_demo() {
   throw_error(ErrorCode::input, "--model {}: is a file; give the folder that holds config.json and the weights", shown);
 }
 
-void check_model(const std::string& path) {
+// A dummy needs shapes alone, so the file of a configuration will do for it.
+void check_model(const std::string& path, bool dummy_weights) {
   const std::string shown = printable(path, 4096);
   struct stat status {};
   if (path.empty() || stat(path.c_str(), &status) != 0) {
@@ -112,7 +113,12 @@ void check_model(const std::string& path) {
     throw_error(ErrorCode::input, "--model {}: {}{}", shown, std::strerror(error),
                 path.starts_with("~") ? "; a shell replaces ~ only at the start of a word: write --model ~/..." : "");
   }
-  if (!S_ISDIR(status.st_mode)) refuse_file(path);
+  if (!S_ISDIR(status.st_mode)) {
+    if (dummy_weights && path.ends_with(".json")) return;
+    refuse_file(path);
+  }
+  if (path.ends_with(".json"))
+    throw_error(ErrorCode::input, "--model {}: a folder must not be named like a .json file; rename it", shown);
   if (stat((path + "/config.json").c_str(), &status) != 0)
     throw_error(ErrorCode::input, "--model {}: config.json: {}; give the folder of a checkpoint", shown,
                 std::strerror(errno));
@@ -134,7 +140,8 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
         ->group("Model and machine")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   };
-  text("--model", flags.model, "DIR", "checkpoint folder (safetensors); default: the bundled demo");
+  text("--model", flags.model, "DIR",
+       "checkpoint folder (safetensors), or for a dummy its config.json; default: the bundled demo");
   text("--device", flags.device, "auto|cpu|cuda", "where to compute; this build has cpu alone");
   text("--tp", flags.tp, "N", "ranks of tensor parallelism, as threads of this process; default 1");
   text("--context", flags.context, "N", "positions a sequence may have; default: the model's, at most 32768");
@@ -193,7 +200,7 @@ Settings settings_of(const SharedFlags& flags) {
                          : static_cast<int>(parse_integer("--threads", flags.threads, 1, kThreadsMax));
   settings.is_bundled_demo = flags.model.empty();
   settings.model_dir = settings.is_bundled_demo ? bundled_demo() : flags.model;
-  check_model(settings.model_dir);
+  check_model(settings.model_dir, settings.dummy_weights);
   return settings;
 }
 

@@ -43,9 +43,9 @@ struct RotatedHead {
     load_row(kernels, a.x, from + begin, y, count);
     if (!a.w) return;
     RowBuffer w;
-    for (int64_t j = 0; j < count; ++j) w.f[j] = 1.0f + a.w.as<float>()[begin + j];
+    std::memcpy(w.f, a.w.as<float>() + begin, static_cast<size_t>(count) * sizeof(float));
     kernels.scale(y, scale, count);
-    kernels.mul(y, w, count);
+    kernels.mul_add(y, y, w, count);
     rnd(y, count);
   }
   // x * y, rounded, into x.
