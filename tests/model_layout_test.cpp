@@ -377,12 +377,13 @@ TEST_CASE("sizes_of_the_config_that_the_file_does_not_have_are_refused_by_tensor
                                                               {"indexer_n_heads", 1 << 20},
                                                               {"ple_embed_dim", 1 << 20},
                                                               {"make_ngram_vocab_size_divisible_by", 1 << 20}};
-  for (const auto& [field, value] : sizes) {
-    CAPTURE(std::string(field));
+  for (const auto& size : sizes) {
+    const std::string field = size.first;
+    CAPTURE(field);
     StoredModel model = StoredModel::demo();
-    model.config[field] = value;
-    if (std::string(field) == "num_hidden_layers") model.config.erase("layer_types");
-    if (std::string(field) == "head_dim") model.config["rope_parameters"]["partial_rotary_factor"] = 2e-6;
+    model.config[field] = size.second;
+    if (field == "num_hidden_layers") model.config.erase("layer_types");
+    if (field == "head_dim") model.config["rope_parameters"]["partial_rotary_factor"] = 2e-6;
     const TemporaryFolder folder;
     folder.write("config.json", model.config.dump());
     write_safetensors(folder.file("model.safetensors"), model.tensors);
