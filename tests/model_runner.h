@@ -27,7 +27,7 @@ class ModelRunner {
   int64_t vocab() const { return engine_.spec().vocab; }
 
   // [ids, vocab], of all rows.
-  std::vector<float> feed(SequenceState& sequence, std::span<const int32_t> ids, const Model::LayerTap& tap = {}) {
+  std::vector<float> feed(Sequence& sequence, std::span<const int32_t> ids, const Model::LayerTap& tap = {}) {
     std::vector<float> out(ids.size() * static_cast<size_t>(vocab()));
     engine_.feed(
         sequence, ids, Engine::LogitRows::all,
@@ -40,7 +40,7 @@ class ModelRunner {
 
   // Of a fresh sequence, fed in pieces of these sizes, repeated from the start when they run out.
   std::vector<float> logits(std::span<const int32_t> ids, const std::vector<size_t>& pieces = {SIZE_MAX}) {
-    SequenceState sequence = engine_.new_sequence();
+    Sequence sequence = engine_.new_sequence();
     std::vector<float> out;
     for (size_t at = 0, piece = 0; at < ids.size(); ++piece) {
       const size_t count = std::min(pieces[piece % pieces.size()], ids.size() - at);

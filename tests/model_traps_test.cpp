@@ -52,7 +52,7 @@ class ChangedDemo {
   // The stacks [ids, 4 * 128] after layer `layer`, in one step.
   std::vector<float> stack_after(size_t layer, const Ids& ids) {
     std::vector<float> out;
-    SequenceState sequence = runner_.engine().new_sequence();
+    Sequence sequence = runner_.engine().new_sequence();
     runner_.feed(sequence, ids, [&](size_t at, const Tensor& stack) {
       if (at == layer) out.assign(stack.as<float>(), stack.as<float>() + stack.elements());
     });
@@ -118,7 +118,7 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
 }
 
 Ids greedy_chain(ModelRunner& runner, const Ids& ids, size_t count) {
-  SequenceState sequence = runner.engine().new_sequence();
+  Sequence sequence = runner.engine().new_sequence();
   std::vector<float> logits = runner.feed(sequence, ids);
   Ids chain;
   while (chain.size() < count) {
@@ -275,11 +275,11 @@ TEST_CASE("trap_44_and_60_interleaved_sequences_do_not_see_each_other") {
     const size_t count = 100;
     const Ids first(a.begin(), a.begin() + count), second(b.begin(), b.begin() + count);
     const std::vector<float> alone_first = demo.logits(first, pieces), alone_second = demo.logits(second, pieces);
-    SequenceState one = demo.runner().engine().new_sequence(), two = demo.runner().engine().new_sequence();
+    Sequence one = demo.runner().engine().new_sequence(), two = demo.runner().engine().new_sequence();
     std::vector<float> got_first, got_second;
     for (size_t at = 0, piece = 0; at < count; ++piece) {
       const size_t size = std::min(pieces[piece % pieces.size()], count - at);
-      const auto feed = [&](SequenceState& sequence, const Ids& ids, std::vector<float>& got) {
+      const auto feed = [&](Sequence& sequence, const Ids& ids, std::vector<float>& got) {
         const std::vector<float> rows = demo.runner().feed(sequence, std::span(ids).subspan(at, size));
         got.insert(got.end(), rows.begin(), rows.end());
       };
@@ -297,7 +297,7 @@ TEST_CASE("trap_43_a_reused_slot_selects_as_a_fresh_one") {
   for (const Arithmetic& arithmetic : {kFp32Arithmetic, kBf16Reference, kBf16Fused}) {
     ChangedDemo demo(with_budget(16), arithmetic);
     const std::vector<float> fresh = demo.logits(ids, {30, 1});
-    SequenceState slot = demo.runner().engine().new_sequence();
+    Sequence slot = demo.runner().engine().new_sequence();
     for (const size_t held : {size_t{445}, size_t{18}, size_t{3}, size_t{21}}) {  // above and below the budget
       CAPTURE(held);
       slot.reset();
@@ -398,7 +398,7 @@ TEST_CASE("trap_65_no_logit_or_stack_of_any_prompt_is_nan_infinite_or_all_zero")
     ModelRunner runner(Golden::model_dir(), arithmetic, 64, 2048);
     for (const GoldenPrompt& each : golden().prompts()) {
       if (each.ids.size() > 110 && arithmetic.activations == DType::f32) continue;  // the goldens compare those rows
-      SequenceState sequence = runner.engine().new_sequence();
+      Sequence sequence = runner.engine().new_sequence();
       size_t layers = 0;
       const std::vector<float> logits = runner.feed(sequence, each.ids, [&](size_t, const Tensor& stack) {
         ++layers;

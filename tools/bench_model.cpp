@@ -110,7 +110,7 @@ class ModelBench::Runner {
   ModelBenchOptions options_;
   std::unique_ptr<Backend> backend_;
   std::optional<Engine> engine_;
-  std::optional<SequenceState> sequence_;
+  std::optional<Sequence> sequence_;
   std::vector<int32_t> prompt_;
 };
 
