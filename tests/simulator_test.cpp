@@ -118,3 +118,83 @@ TEST_CASE("prefill_of_8192_tokens_runs_at_727_tokens_per_s_without_a_copy_stream
   CHECK(is_near(off.tokens_per_s(), 727, 0.06));
   CHECK(is_near(on.tokens_per_s(), 950, 0.06));
 }
+
+namespace {
+
+struct TableRow {
+  std::string question;
+  SimOptions options;
+  const RoutingTrace* trace;
+};
+
+SimOptions four_ranks(ShardForm shard, int64_t experts_resident, int lookahead) {
+  SimOptions options{.shard = shard, .decode_position = 8192};
+  // The same bytes: a slot of a slice is a quarter.
+  options.policy.slots = shard == ShardForm::slice ? 4 * experts_resident : experts_resident;
+  options.policy.lookahead_layers = lookahead;
+  return options;
+}
+
+std::string table_line(const TableRow& row) {
+  const Simulation result = simulate(published().costs, published().programmer, row.options, *row.trace);
+  const bool is_decode = result.decode.steps > 0;
+  const PhaseTimes& phase = is_decode ? result.decode : result.prefill;
+  const auto percent = [&](SimLane lane) {
+    return 100 * static_cast<double>(phase.busy_ns[static_cast<size_t>(lane)]) / static_cast<double>(phase.ns);
+  };
+  const double hits = static_cast<double>(phase.counts.hits);
+  const bool is_alone = row.options.shard == ShardForm::slice || row.options.ranks == RankScope::first;
+  const double ranks = is_alone ? 1 : 4;
+  return fmt::format(
+      "| {} | {} | {:.1f} | {:.0f} | {:.0f} / {:.0f} / {:.0f} % | {} |\n", row.question,
+      is_decode ? fmt::format("{:.1f} ms", phase.ms_per_step()) : fmt::format("{:.0f} tok/s", phase.tokens_per_s()),
+      100 * hits / (hits + static_cast<double>(phase.counts.misses)),
+      static_cast<double>(phase.copied_bytes) / kGibibyte / ranks, percent(SimLane::compute), percent(SimLane::copy),
+      percent(SimLane::collective), kSimLaneNames[static_cast<size_t>(phase.bound())]);
+}
+
+}  // namespace
+
+TEST_CASE("the_tables_of_docs_simulation" * doctest::skip()) {
+  const RoutingShape shape = published().programmer.routing_shape();
+  const std::vector<DrawnStep> steps(250, DrawnStep{});
+  const RoutingTrace uniform = draw_trace(shape, UniformRouting{}, steps, 1);
+  const RoutingTrace skewed = draw_trace(shape, SkewedRouting{}, steps, 1);
+  const RoutingTrace prompt8 = drawn_prompt(shape, 8192, 1), prompt32 = drawn_prompt(shape, 32768, 1);
+  const int64_t share = 1904;  // 31 % of 6144
+  std::vector<TableRow> rows;
+  for (const ShardForm shard : {ShardForm::expert, ShardForm::slice}) {
+    const char* form = shard == ShardForm::expert ? "experts" : "slices";
+    const auto decode = [&](const char* what, int64_t resident, const RoutingTrace& trace) {
+      SimOptions options = four_ranks(shard, resident, 0);
+      options.count_from = 150;
+      rows.push_back({fmt::format("decode, {}, {}", what, form), options, &trace});
+    };
+    decode("12 slots, uniform", 12, uniform);
+    decode("31 %, uniform", share, uniform);
+    decode("31 %, skewed", share, skewed);
+    for (const int ahead : {0, 1, 2})
+      rows.push_back(
+          {fmt::format("prefill 8K, look-ahead {}, {}", ahead, form), four_ranks(shard, 1024, ahead), &prompt8});
+  }
+  for (const int ahead : {0, 1})
+    for (const PrefillOrder order : {PrefillOrder::chunk_major, PrefillOrder::layer_major})
+      for (const int64_t chunk : {8192, 16384, 32768}) {
+        SimOptions options = four_ranks(ShardForm::expert, 1024, ahead);
+        options.order = order;
+        options.chunk = chunk;
+        rows.push_back({fmt::format("prefill 32K, chunk {}K by {}, look-ahead {}", chunk / 1024,
+                                    order == PrefillOrder::chunk_major ? "chunks" : "layers", ahead),
+                        options, &prompt32});
+      }
+  for (const int64_t chunk : {512, 1024, 2048, 4096, 8192}) {
+    SimOptions options = Published::rank_alone(CopyStart::in_line, 1024);
+    options.chunk = chunk;
+    rows.push_back({fmt::format("prefill 8K, rank 0 alone, no copy stream, chunk {}", chunk), options, &prompt8});
+  }
+  std::string table =
+      "\n| run | result | hits, % | copied per rank, GiB | compute / copy / collective busy | bound "
+      "|\n|---|---:|---:|---:|---:|---|\n";
+  for (const TableRow& row : rows) table += table_line(row);
+  MESSAGE(table);
+}
