@@ -30,7 +30,7 @@ int64_t bytes_of(const StepOp& op) {
 }  // namespace
 
 CostModel::CostModel(const Machine& machine, GemmMath math, int64_t world)
-    : machine_(machine), flops_(machine.device.gemm_flops.at(static_cast<size_t>(math))), world_(world) {
+    : machine_(machine), math_(math), flops_(machine.device.gemm_flops.at(static_cast<size_t>(math))), world_(world) {
   if (world < 1 || world > machine_.device.count)
     throw_error(ErrorCode::usage, "{} ranks: the machine \"{}\" has {} device(s)", world, machine_.name,
                 machine_.device.count);
@@ -106,16 +106,28 @@ bool CostModel::calibrate(const StepProgrammer& programmer) {
   const RoutingShape shape = programmer.routing_shape();
   if (programmer.spec().hidden != measured.hidden || shape.layers != measured.layers ||
       shape.experts != measured.experts || world_ != measured.world || programmer.world() != world_ ||
-      !programmer.spec().model_type.starts_with(measured.model_type) || programmer.context() <= measured.context)
+      !programmer.spec().model_type.starts_with(measured.model_type) ||
+      programmer.spec().context_max <= measured.context)
     return false;
+  const StepProgrammer at_context(programmer.spec(), world_, measured.context + 1);
   dense_factor_ = attention_factor_ = head_factor_ = 1;
-  const StepParts roofs = parts_ns(programmer.program(1, measured.context));
+  const StepParts roofs = parts_ns(at_context.program(1, measured.context));
   dense_factor_ = measured.dense_s * 1e9 / static_cast<double>(roofs.dense);
   attention_factor_ = measured.attention_s * 1e9 / static_cast<double>(roofs.attention);
   head_factor_ = measured.lm_head_s * 1e9 / static_cast<double>(roofs.lm_head);
   expert_bytes_per_s_ =
       static_cast<double>(measured.expert_runs * programmer.expert_shape().block_bytes()) / measured.experts_s;
   return true;
+}
+
+CostModel CostModel::on(const Machine& machine) const {
+  CostModel out(machine, math_, world_);
+  out.dense_factor_ = dense_factor_;
+  out.attention_factor_ = attention_factor_;
+  out.head_factor_ = head_factor_;
+  out.expert_bytes_per_s_ =
+      expert_bytes_per_s_ * machine.device.memory_bytes_per_s / machine_.device.memory_bytes_per_s;
+  return out;
 }
 
 // n links that copy at once: rate x (1 + (n - 1) x additive) in all.

@@ -39,6 +39,9 @@ class CostModel {
   // this model at this number of ranks. Returns whether it was.
   bool calibrate(const StepProgrammer& programmer);
 
+  // The same on a machine with other rates; what was calibrated keeps its ratio to the roofs.
+  CostModel on(const Machine& machine) const;
+
   int64_t op_ns(const StepOp& op) const;
   StepTimes step_ns(const StepProgram& program) const;
   StepParts parts_ns(const StepProgram& program) const;
@@ -65,6 +68,7 @@ class CostModel {
   int64_t part_ns(const StepOps& ops, bool is_head, int64_t rows) const;
 
   Machine machine_;
+  GemmMath math_;
   double flops_;
   int64_t world_;
   double dense_factor_ = 1, attention_factor_ = 1, head_factor_ = 1;  // of calibrated decode steps

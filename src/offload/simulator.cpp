@@ -323,9 +323,11 @@ void Run::step(int64_t index) {
 
 Simulation Run::run() {
   Simulation out;
+  int64_t decode_steps = 0;
   for (int64_t s = 0; s < trace_.steps(); ++s) {
     const Phase phase = trace_.phase(s);
-    phase_ = s < options_.count_from ? nullptr : phase == Phase::prefill ? &out.prefill : &out.decode;
+    const bool warms = s < options_.count_from || (phase == Phase::decode && decode_steps++ < options_.decode_warm);
+    phase_ = warms ? nullptr : phase == Phase::prefill ? &out.prefill : &out.decode;
     std::vector<PolicyCounts> before;
     for (const Rank& rank : ranks_) before.push_back(rank.policy.counts(phase));
     const int64_t begin = compute_end();

@@ -58,6 +58,8 @@ struct SimOptions {
   PolicyOptions policy{};
   // Steps of the trace before this one run but do not count.
   int64_t count_from = 0;
+  // Nor do so many first decode steps.
+  int64_t decode_warm = 0;
   Stalls stalls{};
 };
 
