@@ -6,11 +6,15 @@
 
 #include "common.h"
 #include "core/backend.h"
+#include "offload/probe.h"
 
 namespace offload::tools {
 
 // REQUIRES: settings from settings_of().
 std::unique_ptr<Backend> make_backend(const Settings& settings);
+
+// Measurements of this host's cores with so many threads.
+ProbeFunctions host_probe(int threads);
 
 }  // namespace offload::tools
 
