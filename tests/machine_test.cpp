@@ -85,7 +85,8 @@ TEST_CASE("every_number_of_a_published_machine_has_a_source_and_every_source_a_n
       INFO(path << " " << number);
       CHECK((is_neutral || json["sources"].contains(number)));
     }
-    for (const auto& [key, value] : json["sources"].items()) {
+    for (const auto& item : json["sources"].items()) {
+      const std::string& key = item.key();
       INFO(path << " " << key);
       CHECK(std::find(numbers.begin(), numbers.end(), key) != numbers.end());
     }

@@ -201,7 +201,6 @@ void Run::copy(Rank& rank, std::string_view name, ExpertKey key, int32_t slot, E
   OFL_ASSERT(evicted == evicts);
   const bool in_line = options_.copies == CopyStart::in_line;
   int64_t& lane = in_line ? rank.compute : rank.copy;
-  // The link is one, whoever waits for it: zero-copy runs move both clocks.
   int64_t begin = std::max(lane, rank.read_end[s]);
   if (options_.copies != CopyStart::foreseen) begin = std::max(begin, not_before);
   lane = begin + stalled(copy_ns_);
@@ -221,6 +220,7 @@ int64_t Run::run_off_slab(Rank& rank, const Work& work, const PlannedRun& run, i
     emit({SimLane::host, rank.id, "expert", begin, host_, key}, shape_.block_bytes());
     return host_;
   }
+  // It computes as it reads: the link is taken, so both clocks move.
   const int64_t begin = std::max({rank.compute, rank.copy, routed});
   rank.compute = begin + stalled(costs_.expert_zero_copy_ns(shape_, run.rows));
   rank.copy = rank.compute;
