@@ -33,8 +33,14 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
+// Teams of threads that wait for each other make a busy machine slow, and the bits do not depend on them.
+Arguments one_thread(Arguments arguments) {
+  arguments.insert(arguments.begin(), {"--threads", "1"});
+  return arguments;
+}
+
 Run run(const Arguments& arguments, std::string_view input = "") {
-  return run_program(kProgram, arguments, input);
+  return run_program(kProgram, one_thread(arguments), input);
 }
 
 // A folder of its own, removed at the end.
@@ -335,13 +341,13 @@ TEST_CASE("bad_values_of_flags_are_usage_errors_that_name_the_flag_and_the_range
       {{"--load-format", "gguf"}, {"--load-format", "gguf", "auto, dummy"}},
       {{"--device", "tpu"}, {"--device", "tpu", "auto, cpu, cuda"}},
       {{"--device", "cuda"}, {"no CUDA backend yet"}},
-      {{"--tp", "2"}, {"tensor parallelism is not built yet", "--tp 1"}},
+      {{"--tp", "3"}, {"--tp 3", "4 query heads", "1, 2, 4"}},
       {{"--tp", "0"}, {"--tp", "\"0\""}},
       {{"--tp", "2x"}, {"--tp", "2x"}},
-      {{"--shard", "slice"}, {"--shard slice"}},
+      {{"--shard", "row"}, {"--shard"}},
       {{"--cpu-experts", "off"}, {"--cpu-experts"}},
       {{"--cpu-experts", "120%"}, {"--cpu-experts", "from 0 to 100"}},
-      {{"--expert-slots", "4"}, {"--expert-slots"}},
+      {{"--expert-slots", "-4"}, {"--expert-slots"}},
       {{"--vram-budget", "4"}, {"--vram-budget"}},
       {{"--force-sm", "75"}, {"--force-sm"}},
       {{"--trace", "t.json"}, {"--trace"}},
@@ -359,7 +365,7 @@ TEST_CASE("bad_values_of_flags_are_usage_errors_that_name_the_flag_and_the_range
     CAPTURE(fmt::format("{}", fmt::join(row.arguments, " ")));
     check_refused(run(arguments), 2, row.parts);
   }
-  check_refused(run({"-p", "x", "--ram-budget", "0.001"}), 1, {"--ram-budget", "GiB"});
+  check_refused(run({"-p", "x", "--ram-budget", "0.001"}), 1, {"--ram-budget", "available"});
 }
 
 TEST_CASE("empty_and_unusable_prompts_are_refused") {
@@ -413,13 +419,13 @@ TEST_CASE("help_and_plans_go_to_stdout") {
     CHECK(contains(help.out, flag));
   const Run plan = run({"--dry-run"});
   CHECK(plan.exit_code == 0);
-  for (const char* row : {"weights", "experts", "tables", "sequence", "workspace", "total", "MiB"})
+  for (const char* row : {"weights", "experts", "tables", "sequence", "workspace", "MiB"})
     CHECK(contains(plan.out, row));
   CHECK(!contains(plan.err, "loading"));
 }
 
 TEST_CASE("a_reader_that_goes_away_ends_the_run_quietly") {
-  Child child(kProgram, {"-p", kQuestion, "--ignore-eos", "--greedy", "--max-tokens", "300"});
+  Child child(kProgram, one_thread({"-p", kQuestion, "--ignore-eos", "--greedy", "--max-tokens", "300"}));
   REQUIRE(child.wait_for_output("T"));
   child.close_output();
   child.finish();
@@ -437,7 +443,7 @@ TEST_CASE("ctrl_c_ends_a_load_a_prompt_and_an_answer_within_seconds") {
   Json config = parse_json(read_text_file(kDemo + "/config.json", 1 << 20), "config.json");
   config["hidden_size"] = 2048;
   config["ple_embed_dim"] = 2048;
-  config["num_experts"] = 512;
+  config["num_experts"] = 64;
   config["moe_intermediate_size"] = 512;
   folder.write("config.json", config.dump());
   const auto check_ended = [](Child& child) {
@@ -448,7 +454,7 @@ TEST_CASE("ctrl_c_ends_a_load_a_prompt_and_an_answer_within_seconds") {
     CHECK(child.exit_code == 130);
     CHECK(seconds <= kInterruptSeconds);
   };
-  Child loading(kProgram, {"--model", folder.path(), "--load-format", "dummy", "--prompt-ids", "1"});
+  Child loading(kProgram, one_thread({"--model", folder.path(), "--load-format", "dummy", "--prompt-ids", "1"}));
   REQUIRE(loading.wait_for_error("loading "));
   check_ended(loading);
   CHECK(contains(loading.err, "interrupted"));
@@ -456,22 +462,22 @@ TEST_CASE("ctrl_c_ends_a_load_a_prompt_and_an_answer_within_seconds") {
   std::string ids = "1";
   for (int i = 0; i < 4000; ++i) ids += ",1";
   const std::string logits = folder.path("partial.safetensors");
-  Child reading(kProgram, {"--prompt-ids", ids, "--logits-out", logits});
+  Child reading(kProgram, one_thread({"--prompt-ids", ids, "--logits-out", logits}));
   REQUIRE(reading.wait_for_error("loaded "));
   check_ended(reading);
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
 
-  Child answering(kProgram, {"-p", kQuestion, "--ignore-eos", "--greedy"});
+  Child answering(kProgram, one_thread({"-p", kQuestion, "--ignore-eos", "--greedy"}));
   REQUIRE(answering.wait_for_output("Tokyo"));
   check_ended(answering);
 
-  Child waiting(kProgram, {});  // for a prompt on a pipe that stays open
+  Child waiting(kProgram, one_thread({}));  // for a prompt on a pipe that stays open
   REQUIRE(waiting.wait_for_error("bundled demo"));
   check_ended(waiting);
 }
 
 TEST_CASE("a_chat_on_a_terminal_keeps_its_history_and_ends_at_ctrl_d") {
-  Child chat(kProgram, {"--greedy", "-v"}, Wiring::terminal);
+  Child chat(kProgram, one_thread({"--greedy", "-v"}), Wiring::terminal);
   REQUIRE(chat.wait_for_output("> "));
   chat.type(kQuestion + "\n");
   REQUIRE(chat.wait_for_output(kAnswer + "\n"));
@@ -486,7 +492,7 @@ TEST_CASE("a_chat_on_a_terminal_keeps_its_history_and_ends_at_ctrl_d") {
 }
 
 TEST_CASE("ctrl_c_in_a_chat_ends_the_answer_and_at_the_prompt_the_program") {
-  Child chat(kProgram, {"--greedy", "--ignore-eos"}, Wiring::terminal);
+  Child chat(kProgram, one_thread({"--greedy", "--ignore-eos"}), Wiring::terminal);
   REQUIRE(chat.wait_for_output("> "));
   chat.type(kQuestion + "\n");
   REQUIRE(chat.wait_for_output("Tokyo"));
@@ -499,10 +505,10 @@ TEST_CASE("ctrl_c_in_a_chat_ends_the_answer_and_at_the_prompt_the_program") {
 }
 
 TEST_CASE("progress_is_a_bar_on_a_terminal_and_lines_elsewhere_whatever_stdout_is") {
-  Child child(kProgram, {"-p", kQuestion, "--greedy"}, Wiring::error_terminal);
+  Child child(kProgram, one_thread({"-p", kQuestion, "--greedy"}), Wiring::error_terminal);
   child.close_input();
   child.finish();
   CHECK(child.out == kAnswer + "\n");
   CHECK(contains(child.err, "\r"));
-  CHECK(contains(child.err, "#"));
+  CHECK(contains(child.err, "loading ["));
 }

@@ -275,9 +275,11 @@ TEST_CASE("a_plan_is_made_without_loading_and_a_budget_below_it_is_refused_with_
   cpu::CpuBackend backend(std::make_unique<cpu::RefOps>());
   const Engine planned(options, backend);
   CHECK(planned.memory().total() == demo().engine.memory().total());
-  options.host_bytes_max = planned.memory().total();
-  CHECK(Engine(options, backend).memory().total() == options.host_bytes_max);
-  --options.host_bytes_max;
+  const int64_t needed = planned.budget().total(MemoryPlace::ram());
+  CHECK(needed >= planned.memory().total());
+  options.ram_budget_bytes = needed;
+  CHECK(Engine(options, backend).memory().total() == planned.memory().total());
+  options.ram_budget_bytes = needed - 1;
   try {
     const Engine refused(options, backend);
     FAIL("a plan above the budget was accepted");

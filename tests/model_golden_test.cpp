@@ -28,8 +28,7 @@ class Runner {
 
   Engine& engine() { return engine_; }
 
-  std::vector<float> all_logits(SequenceState& sequence, std::span<const int32_t> ids,
-                                const Model::LayerTap& tap = {}) {
+  std::vector<float> all_logits(Sequence& sequence, std::span<const int32_t> ids, const Model::LayerTap& tap = {}) {
     std::vector<float> out(ids.size() * static_cast<size_t>(engine_.spec().vocab));
     engine_.feed(
         sequence, ids, Engine::LogitRows::all,
@@ -39,7 +38,7 @@ class Runner {
         tap);
     return out;
   }
-  std::vector<float> last_logits(SequenceState& sequence, std::span<const int32_t> ids) {
+  std::vector<float> last_logits(Sequence& sequence, std::span<const int32_t> ids) {
     std::vector<float> out;
     engine_.feed(sequence, ids, Engine::LogitRows::last,
                  [&](int64_t, std::span<const float> logits) { out.assign(logits.begin(), logits.end()); });
@@ -75,7 +74,7 @@ constexpr Arithmetic kReference{DType::bf16, Rounding::reference};
 constexpr Arithmetic kFused{DType::bf16, Rounding::fused};
 
 // Feeds `ids` in pieces of the given sizes, repeated from the start when they run out; returns the last row's logits.
-std::vector<float> feed_in_pieces(Runner& runner, SequenceState& sequence, std::span<const int32_t> ids,
+std::vector<float> feed_in_pieces(Runner& runner, Sequence& sequence, std::span<const int32_t> ids,
                                   std::initializer_list<size_t> sizes) {
   std::vector<float> last;
   auto size = sizes.begin();
@@ -94,7 +93,7 @@ struct Flips {
 };
 
 // Feeds the golden chain token by token and compares each decision with the golden's.
-Flips forced_chain(Runner& runner, SequenceState& sequence, std::vector<float> logits, const GoldenChain& chain) {
+Flips forced_chain(Runner& runner, Sequence& sequence, std::vector<float> logits, const GoldenChain& chain) {
   Flips flips;
   for (size_t i = 0; i < chain.tokens.size(); ++i) {
     if (argmax(logits) != static_cast<size_t>(chain.tokens[i])) {
@@ -114,7 +113,7 @@ TEST_CASE("fp32_arm_reproduces_the_published_logits_and_argmaxes_of_all_prompts"
   double worst = 0;
   for (const GoldenPrompt& prompt : golden.prompts()) {
     CAPTURE(prompt.name);
-    SequenceState sequence = runner.engine().new_sequence();
+    Sequence sequence = runner.engine().new_sequence();
     const std::vector<float> logits = runner.all_logits(sequence, prompt.ids);
     const auto vocab = static_cast<size_t>(runner.engine().spec().vocab);
     const GoldenTensor top_logits = golden.tensor(prompt.name + ".top5_logits_fp32");
@@ -149,7 +148,7 @@ TEST_CASE("fp32_arm_reproduces_the_published_stack_after_every_layer") {
   Runner runner(kFp32);
   const GoldenPrompt& prompt = golden.prompts().front();
   REQUIRE(prompt.name == "english");
-  SequenceState sequence = runner.engine().new_sequence();
+  Sequence sequence = runner.engine().new_sequence();
   size_t layers_seen = 0;
   runner.all_logits(sequence, prompt.ids, [&](size_t layer, const Tensor& stack) {
     ++layers_seen;
@@ -172,7 +171,7 @@ TEST_CASE("fp32_greedy_chains_equal_the_published_ones_for_every_chunking_of_the
     for (const auto& pieces : kPieces) {
       CAPTURE(prompt.name);
       CAPTURE(*pieces.begin());
-      SequenceState sequence = runner.engine().new_sequence();
+      Sequence sequence = runner.engine().new_sequence();
       const std::vector<float> logits = feed_in_pieces(runner, sequence, prompt.ids, pieces);
       const Flips flips = forced_chain(runner, sequence, logits, prompt.fp32);
       CHECK(flips.largest_margin <= kMarginThatDecides);
@@ -185,10 +184,10 @@ TEST_CASE("prompt_chunking_moves_no_fp32_logit_by_more_than_the_tolerance") {
   Runner runner(kFp32);
   for (const GoldenPrompt& prompt : golden.prompts()) {
     CAPTURE(prompt.name);
-    SequenceState whole = runner.engine().new_sequence();
+    Sequence whole = runner.engine().new_sequence();
     const std::vector<float> expected = runner.last_logits(whole, prompt.ids);
     for (const std::initializer_list<size_t>& pieces : {std::initializer_list<size_t>{1}, {7}, {64}, {5, 2, 130, 1}}) {
-      SequenceState sequence = runner.engine().new_sequence();
+      Sequence sequence = runner.engine().new_sequence();
       CHECK(max_difference(feed_in_pieces(runner, sequence, prompt.ids, pieces), expected) <= kLogitsAbsolute);
     }
   }
@@ -218,7 +217,7 @@ TEST_CASE("bf16_arms_stay_within_the_noise_floor_of_plain_bf16") {
     std::vector<double> kl;
     Flips flips;
     for (const GoldenPrompt& prompt : golden.prompts()) {
-      SequenceState oracle_sequence = oracle.engine().new_sequence(), sequence = runner.engine().new_sequence();
+      Sequence oracle_sequence = oracle.engine().new_sequence(), sequence = runner.engine().new_sequence();
       const std::vector<float> expected = oracle.all_logits(oracle_sequence, prompt.ids);
       const std::vector<float> logits = runner.all_logits(sequence, prompt.ids);
       for (size_t r = 0; r < prompt.ids.size(); ++r)
@@ -247,11 +246,23 @@ TEST_CASE("logits_have_the_same_bits_on_repeat_and_for_one_and_two_threads") {
   REQUIRE(prompt.name == "long_chinese");
   for (const Arithmetic& arithmetic : {kFp32, kReference, kFused}) {
     Runner one(arithmetic, 64, 1), two(arithmetic, 64, 2);
-    SequenceState a = one.engine().new_sequence(), b = one.engine().new_sequence(), c = two.engine().new_sequence();
+    Sequence a = one.engine().new_sequence(), b = one.engine().new_sequence(), c = two.engine().new_sequence();
     const std::vector<float> first = one.all_logits(a, prompt.ids);
     CHECK(one.all_logits(b, prompt.ids) == first);
     CHECK(two.all_logits(c, prompt.ids) == first);
     a.reset();
     CHECK(one.all_logits(a, prompt.ids) == first);
+  }
+}
+
+TEST_CASE("what_is_planned_for_the_contexts_end_is_enough_for_every_shorter_step_and_any_thread_count") {
+  const Golden golden;
+  const std::vector<int32_t>& ids = golden.prompts()[5].ids;
+  for (const int threads : {1, 16}) {
+    Runner runner(kFused, 64, threads);
+    for (const size_t rows : {size_t{1}, size_t{8}, size_t{9}, size_t{13}, size_t{20}, size_t{63}, size_t{64}}) {
+      Sequence sequence = runner.engine().new_sequence();
+      CHECK(!runner.last_logits(sequence, std::span(ids).first(rows)).empty());
+    }
   }
 }

@@ -18,10 +18,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Build trees, the repository itself and what .gitignore keeps out of it.
+// Build trees, and hidden folders but those of the project: the repository itself and what is kept out of it.
 bool is_skipped(const std::string& top_level_name) {
-  return top_level_name.starts_with("build") || top_level_name == ".git" || top_level_name.starts_with(".deps") ||
-         top_level_name == ".cache";
+  const bool is_project_file =
+      top_level_name == ".ci" || top_level_name == ".clang-format" || top_level_name == ".gitignore";
+  return top_level_name.starts_with("build") || (top_level_name.starts_with(".") && !is_project_file);
 }
 
 // Paths below the source root, with '/', sorted.

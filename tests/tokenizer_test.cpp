@@ -165,6 +165,24 @@ TEST_CASE("published_patterns_split_as_the_specification_lists") {
   }
 }
 
+// The number is that of the qwen4_exp specification's list (section 8).
+TEST_CASE("trap_76_combining_marks_stay_with_their_letters") {
+  const std::string thai = "สวัสดีชาวโลก", devanagari = "नमस्ते";
+  for (const std::string& word : {thai, devanagari}) {
+    CHECK(words_of(split_stage(kQwen35), word) == std::vector<std::string>{word});
+    CHECK(words_of(split_stage(kQwen2), word).size() == 3);  // the pattern of the sibling models
+  }
+  // Ids of Hugging Face tokenizers 0.23.3 on the same file, where each byte of these words is a token.
+  const Tokenizer demo = Tokenizer::load(OFFLOAD_SOURCE_DIR "/models/demo-qwen4-exp");
+  const Ids thai_ids{156, 116, 103, 156, 116, 100, 156, 116, 109, 156, 116, 103, 156, 116, 242, 156, 116, 113,
+                     156, 116, 232, 156, 116, 110, 156, 116, 100, 156, 117, 224, 156, 116, 98,  156, 116, 223};
+  const Ids devanagari_ids{156, 97, 101, 156, 97, 106, 156, 97, 116, 156, 98, 235, 156, 97, 97, 156, 98, 229};
+  CHECK(demo.encode(thai) == thai_ids);
+  CHECK(demo.decode(thai_ids) == thai);
+  CHECK(demo.encode(devanagari) == devanagari_ids);
+  CHECK(demo.decode(devanagari_ids) == devanagari);
+}
+
 TEST_CASE("white_space_in_patterns_is_unicode_white_space") {
   const Json outside = split_stage(R"(\s+)"), inside = split_stage(R"([\s]+)"), negated = split_stage(R"([^\S]+)"),
              opposite = split_stage(R"(\S+)"), in_negated = split_stage(R"([^\s]+)");

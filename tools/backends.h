@@ -3,15 +3,42 @@
 #define OFFLOAD_TOOLS_BACKENDS_H_
 
 #include <memory>
+#include <vector>
 
 #include "common.h"
 #include "core/backend.h"
+#include "core/collective.h"
 #include "offload/probe.h"
 
 namespace offload::tools {
 
 // REQUIRES: settings from settings_of().
 std::unique_ptr<Backend> make_backend(const Settings& settings);
+
+// One backend per rank and what joins them. Outlives the engine.
+class DeviceSet {
+ public:
+  explicit DeviceSet(const Settings& settings);
+  ~DeviceSet();
+  Devices devices() const;
+
+ private:
+  struct Group;  // what the collectives of one backend share
+
+  std::vector<std::unique_ptr<Backend>> backends_;
+  std::unique_ptr<Group> group_;
+  std::vector<std::unique_ptr<Collective>> ends_;
+};
+
+// What the device can do at most, measured now, with settings.threads on a CPU. Takes seconds.
+struct Roofs {
+  double read_bytes_per_s = 0;  // of the memory that weights lie in
+  double flops_per_s = 0;       // FP32 FMAs, two operations each
+};
+Roofs measure_roofs(const Settings& settings);
+
+// "avx2", ...: the kernels that make_backend's backend uses.
+std::string_view instruction_set(const Settings& settings);
 
 // Measurements of this host's cores with so many threads.
 ProbeFunctions host_probe(int threads);

@@ -27,6 +27,9 @@ struct Arm {
   std::string_view name;
   Arithmetic arithmetic;
 };
+constexpr int64_t kRanksMax = 64;
+constexpr int64_t kSlotsMax = 1 << 24;
+
 constexpr std::array<Arm, 3> kArms{{{"bf16", {DType::bf16, Rounding::fused}},
                                     {"bf16-reference", {DType::bf16, Rounding::reference}},
                                     {"fp32", {DType::f32, Rounding::fused}}}};
@@ -51,9 +54,6 @@ void refuse_what_is_not_built(const SharedFlags& flags) {
   const auto refuse = [](std::string_view what) { throw_error(ErrorCode::usage, "{}", what); };
   require_choice("--device", flags.device, {"auto", "cpu", "cuda"});
   if (flags.device == "cuda") refuse("--device cuda: this build has no CUDA backend yet; use --device cpu");
-  if (parse_integer("--tp", flags.tp, 1) != 1) refuse("--tp: tensor parallelism is not built yet; use --tp 1");
-  require_choice("--shard", flags.shard, {"auto", "expert", "slice"});
-  if (flags.shard == "slice") refuse("--shard slice is not built yet; use --shard expert");
   if (flags.cpu_experts != "auto") {
     std::string_view percent = flags.cpu_experts;
     const bool is_percent = percent.ends_with('%');
@@ -66,7 +66,6 @@ void refuse_what_is_not_built(const SharedFlags& flags) {
     if (flags.cpu_experts != "100%") refuse("--cpu-experts: this build runs all experts on the CPU; use auto");
   }
   if (!flags.vram_budget.empty()) refuse("--vram-budget: this build has no GPU backend yet; leave it out");
-  if (!flags.expert_slots.empty()) refuse("--expert-slots: this build has no expert cache yet; leave it out");
   if (!flags.force_sm.empty()) refuse("--force-sm: this build has no CUDA backend yet; leave it out");
   if (!flags.trace.empty()) refuse("--trace is not built yet; leave it out");
 }
@@ -105,7 +104,8 @@ std::string bundled_demo() {
   throw_error(ErrorCode::input, "--model {}: is a file; give the folder that holds config.json and the weights", shown);
 }
 
-void check_model(const std::string& path) {
+// A dummy needs shapes alone, so the file of a configuration will do for it.
+void check_model(const std::string& path, bool dummy_weights) {
   const std::string shown = printable(path, 4096);
   struct stat status {};
   if (path.empty() || stat(path.c_str(), &status) != 0) {
@@ -113,7 +113,12 @@ void check_model(const std::string& path) {
     throw_error(ErrorCode::input, "--model {}: {}{}", shown, std::strerror(error),
                 path.starts_with("~") ? "; a shell replaces ~ only at the start of a word: write --model ~/..." : "");
   }
-  if (!S_ISDIR(status.st_mode)) refuse_file(path);
+  if (!S_ISDIR(status.st_mode)) {
+    if (dummy_weights && path.ends_with(".json")) return;
+    refuse_file(path);
+  }
+  if (path.ends_with(".json"))
+    throw_error(ErrorCode::input, "--model {}: a folder must not be named like a .json file; rename it", shown);
   if (stat((path + "/config.json").c_str(), &status) != 0)
     throw_error(ErrorCode::input, "--model {}: config.json: {}; give the folder of a checkpoint", shown,
                 std::strerror(errno));
@@ -135,15 +140,17 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
         ->group("Model and machine")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   };
-  text("--model", flags.model, "DIR", "checkpoint folder (safetensors); default: the bundled demo");
+  text("--model", flags.model, "DIR",
+       "checkpoint folder (safetensors), or for a dummy its config.json; default: the bundled demo");
   text("--device", flags.device, "auto|cpu|cuda", "where to compute; this build has cpu alone");
-  text("--tp", flags.tp, "N", "ranks of tensor parallelism; this build has 1 alone");
+  text("--tp", flags.tp, "N", "ranks of tensor parallelism, as threads of this process; default 1");
   text("--context", flags.context, "N", "positions a sequence may have; default: the model's, at most 32768");
   text("--chunk", flags.chunk, "N", "prompt tokens computed at once; default 512");
   text("--vram-budget", flags.vram_budget, "GIB", "GPU memory of a rank; not built yet");
   text("--ram-budget", flags.ram_budget, "GIB", "refuse a plan that needs more host memory");
-  text("--expert-slots", flags.expert_slots, "N", "slots of the expert cache; not built yet");
-  text("--shard", flags.shard, "expert|slice|auto", "how experts are divided over ranks; this build has expert alone");
+  text("--expert-slots", flags.expert_slots, "N",
+       "slots of each rank's expert cache; default 0: experts run where they lie");
+  text("--shard", flags.shard, "expert|slice|auto", "experts over ranks: whole, or a slice of each; auto: expert");
   text("--arm", flags.arm, "NAME", "arithmetic: bf16 (default), bf16-reference, fp32");
   text("--cpu-experts", flags.cpu_experts, "auto|off|N%", "experts computed by the CPU; this build: all, auto");
   text("--threads", flags.threads, "N", "CPU threads; default: all cores");
@@ -164,7 +171,9 @@ EngineOptions Settings::engine_options() const {
   options.context = context;
   options.chunk = chunk;
   options.load_threads = threads;
-  options.host_bytes_max = host_bytes_max;
+  options.ram_budget_bytes = ram_budget_bytes;
+  options.shard = shard;
+  options.cache.slots = expert_slots;
   options.arithmetic = arithmetic;
   return options;
 }
@@ -178,15 +187,20 @@ Settings settings_of(const SharedFlags& flags) {
   settings.arithmetic = arithmetic_of(flags.arm);
   settings.dummy_weights = flags.load_format == "dummy";
   settings.seed = parse_seed("--seed", flags.seed);
+  settings.tp = static_cast<int>(parse_integer("--tp", flags.tp, 1, kRanksMax));
+  require_choice("--shard", flags.shard, {"auto", "expert", "slice"});
+  if (flags.shard == "slice") settings.shard = ShardForm::slice;
+  if (!flags.expert_slots.empty())
+    settings.expert_slots = parse_integer("--expert-slots", flags.expert_slots, 0, kSlotsMax);
   if (!flags.context.empty()) settings.context = parse_integer("--context", flags.context, 1);
   if (!flags.chunk.empty()) settings.chunk = parse_integer("--chunk", flags.chunk, 1);
-  if (!flags.ram_budget.empty()) settings.host_bytes_max = parse_gib("--ram-budget", flags.ram_budget);
+  if (!flags.ram_budget.empty()) settings.ram_budget_bytes = parse_gib("--ram-budget", flags.ram_budget);
   settings.threads = flags.threads.empty()
                          ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
                          : static_cast<int>(parse_integer("--threads", flags.threads, 1, kThreadsMax));
   settings.is_bundled_demo = flags.model.empty();
   settings.model_dir = settings.is_bundled_demo ? bundled_demo() : flags.model;
-  check_model(settings.model_dir);
+  check_model(settings.model_dir, settings.dummy_weights);
   return settings;
 }
 

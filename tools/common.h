@@ -39,7 +39,10 @@ struct Settings {
   int threads = 1;
   uint64_t seed = 0;
   int64_t context = 0, chunk = 0;  // 0: the engine's choice
-  int64_t host_bytes_max = 0;      // 0: no limit
+  int tp = 1;
+  ShardForm shard = ShardForm::expert;
+  int64_t expert_slots = 0;                      // of each rank's cache; 0: no cache
+  std::optional<int64_t> ram_budget_bytes = {};  // nothing: what the system has
   Arithmetic arithmetic;
 
   EngineOptions engine_options() const;

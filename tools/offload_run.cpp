@@ -105,7 +105,7 @@ GenerationOptions generation_options(const RunFlags& flags, const GenerationDefa
 }
 
 struct LoadedEngine {
-  std::unique_ptr<Backend> backend;
+  std::unique_ptr<DeviceSet> devices;
   std::unique_ptr<Engine> engine;
   double load_s = 0;
 };
@@ -113,7 +113,7 @@ struct LoadedEngine {
 LoadedEngine load_engine(const Settings& settings, bool plan_only) {
   const auto start = std::chrono::steady_clock::now();
   LoadedEngine loaded;
-  loaded.backend = make_backend(settings);
+  loaded.devices = std::make_unique<DeviceSet>(settings);
   LoadProgress progress(std::string(kProgram), printable(settings.model_dir, 4096));
   EngineOptions options = settings.engine_options();
   options.plan_only = plan_only;
@@ -121,7 +121,7 @@ LoadedEngine load_engine(const Settings& settings, bool plan_only) {
     stop_if_interrupted();
     progress.update(done_bytes, total_bytes);
   };
-  loaded.engine = std::make_unique<Engine>(options, *loaded.backend);
+  loaded.engine = std::make_unique<Engine>(options, loaded.devices->devices());
   if (!plan_only) progress.finish();
   for (const std::string& warning : loaded.engine->warnings()) say(kProgram, fmt::format("warning: {}", warning));
   loaded.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -10,8 +10,9 @@ OrderedJson plan_json(const Settings& settings, const Engine& engine) {
   plan["device"] = settings.device;
   plan["arm"] = settings.arm;
   plan["load_format"] = settings.dummy_weights ? "dummy" : "auto";
-  plan["tp"] = 1;
-  plan["shard"] = "expert";
+  plan["tp"] = engine.world();
+  plan["shard"] = settings.shard == ShardForm::slice ? "slice" : "expert";
+  plan["expert_slots"] = settings.expert_slots;
   plan["context"] = engine.context();
   plan["chunk"] = engine.chunk();
   plan["memory"] = OrderedJson::object({{"weights_bytes", memory.weights},
@@ -19,27 +20,44 @@ OrderedJson plan_json(const Settings& settings, const Engine& engine) {
                                         {"tables_bytes", memory.tables},
                                         {"sequence_bytes", memory.sequence},
                                         {"workspace_bytes", memory.workspace},
+                                        {"slots_bytes", memory.slots},
                                         {"total_bytes", memory.total()}});
   return plan;
 }
 
 std::string plan_table(const Settings& settings, const Engine& engine) {
-  constexpr double kMib = 1024.0 * 1024.0;
-  const MemoryPlan& memory = engine.memory();
-  std::string table = fmt::format("model      {} ({})\ndevice     {}, arm {}, 1 rank\ncontext    {}, chunk {}\n",
-                                  printable(settings.model_dir, 4096), engine.spec().model_type, settings.device,
-                                  settings.arm, engine.context(), engine.chunk());
-  const auto row = [&](std::string_view name, int64_t bytes) {
-    table += fmt::format("{:<10} {:>14.2f} MiB\n", name, static_cast<double>(bytes) / kMib);
-  };
-  row("weights", memory.weights);
-  row("experts", memory.experts);
-  row("tables", memory.tables);
-  row("sequence", memory.sequence);
-  row("workspace", memory.workspace);
-  row("total", memory.total());
-  return table;
+  return fmt::format("model    {} ({})\ndevice   {}, arm {}, {} rank{}, experts by {}\ncontext  {}, chunk {}\n{}",
+                     printable(settings.model_dir, 4096), engine.spec().model_type, settings.device, settings.arm,
+                     engine.world(), engine.world() == 1 ? "" : "s",
+                     settings.shard == ShardForm::slice ? "slice" : "expert", engine.context(), engine.chunk(),
+                     engine.budget().table());
 }
+
+namespace {
+
+// Sums over ranks. On a CPU a copy into a slot counts as host to device.
+OrderedJson offload_json(const Engine& engine) {
+  int64_t copied_bytes = 0, hits = 0, misses = 0, slots = 0;
+  for (int r = 0; r < engine.world(); ++r) {
+    const ExpertExecutor& executor = engine.rank(r).executor();
+    copied_bytes += executor.copied_bytes();
+    const ExpertPolicy* policy = executor.policy();
+    if (policy == nullptr) continue;
+    slots += policy->options().slots;
+    for (const Phase phase : {Phase::prefill, Phase::decode}) {
+      hits += policy->counts(phase).hits;
+      misses += policy->counts(phase).misses;
+    }
+  }
+  return OrderedJson::object({{"h2d_bytes", copied_bytes},
+                              {"cpu_expert_bytes", engine.expert_bytes()},
+                              {"hits", hits},
+                              {"misses", misses},
+                              {"slots", slots},
+                              {"pinned", engine.residency().pinned()}});
+}
+
+}  // namespace
 
 OrderedJson run_json(const RunReport& report, const Settings& settings, const Engine& engine) {
   const GenerationResult& result = report.result;
@@ -52,12 +70,7 @@ OrderedJson run_json(const RunReport& report, const Settings& settings, const En
                                          {"prefill_s", result.prefill_s},
                                          {"prefill_tok_s", result.prefill_tokens_per_s()},
                                          {"decode_tok_s", result.decode_tokens_per_s()}});
-  json["offload"] = OrderedJson::object({{"h2d_bytes", 0},
-                                         {"cpu_expert_bytes", engine.expert_bytes()},
-                                         {"hits", 0},
-                                         {"misses", 0},
-                                         {"slots", 0},
-                                         {"pinned", false}});
+  json["offload"] = offload_json(engine);
   json["plan"] = plan_json(settings, engine);
   return json;
 }

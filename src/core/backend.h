@@ -46,6 +46,24 @@ class Buffer {
   int64_t bytes_ = 0;
 };
 
+// An in-order queue of device work that runs beside the others. Events order lanes among each other, never time: an
+// event names a point of a lane. A failure of a lane's work is thrown by a later call on any lane of the backend.
+class Lane {
+ public:
+  virtual ~Lane() = default;
+
+  // device = host bytes. REQUIRES: contiguous, as large; both stay until the copy is done.
+  virtual void copy_in(std::span<const std::byte> host, const Tensor& device) = 0;
+  // function(context) on the host, in the lane's order.
+  virtual void call(void (*function)(void*), void* context) = 0;
+  // `event` is reached when everything issued on this lane so far is done.
+  virtual void record(int event) = 0;
+  // What is issued on this lane later starts after the latest record of `event` (at once when there is none).
+  virtual void wait(int event) = 0;
+  // Returns when everything issued so far is done.
+  virtual void drain() = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -57,6 +75,11 @@ class Backend {
   virtual Buffer allocate(int64_t bytes, std::string_view tag) = 0;
 
   virtual Ops& ops() = 0;
+
+  // The lane that the ops run on, and one for copies. Events are 0..count-1; created once, before any lane is used.
+  virtual void create_events(int count) = 0;
+  virtual Lane& compute_lane() = 0;
+  virtual Lane& copy_lane() = 0;
 
   // Contiguous tensors only; return when the bytes have arrived.
   virtual void upload(std::span<const std::byte> host, const Tensor& device) = 0;

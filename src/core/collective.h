@@ -26,6 +26,9 @@ class Collective {
  public:
   virtual ~Collective() = default;
 
+  // Memory for tensors of up to `elements`. Called once, on one rank, before the ranks run.
+  virtual void reserve(int64_t elements) = 0;
+
   // tensor = the sum over ranks of tensor, summed in rank order in FP32. F32 or BF16, contiguous. Throws Aborted.
   virtual void all_reduce_sum(const Tensor& tensor) = 0;
 
@@ -34,6 +37,9 @@ class Collective {
 
   // Ends every wait of the group, now and later, with Aborted. From any thread.
   virtual void abort() noexcept = 0;
+
+  // Makes the group usable again after an abort. REQUIRES: no rank is in a call.
+  virtual void recover() noexcept = 0;
 };
 
 }  // namespace offload

@@ -29,23 +29,42 @@ DType expert_dtype(const WeightSource& source, const ExpertLayer& layer) {
 }
 
 std::vector<ExpertPiece> expert_pieces(const WeightSource& source, const ExpertLayer& layer, const ExpertShape& shape,
-                                       int64_t expert) {
+                                       int64_t expert, ExpertSlice slice) {
   OFL_ASSERT(expert >= 0 && expert < shape.experts);
+  OFL_ASSERT(slice.count >= 1 && slice.index >= 0 && slice.index < slice.count);
+  OFL_ASSERT(shape.intermediate % slice.count == 0);
   const int64_t matrix_bytes = shape.intermediate * shape.hidden * dtype_bytes(shape.dtype);
+  const int64_t part_bytes = matrix_bytes / slice.count;
+  const int64_t row_bytes = shape.intermediate * dtype_bytes(shape.dtype);  // of down
+  const int64_t rows_begin = slice.index * part_bytes;
+  const int64_t columns_begin = slice.index * (row_bytes / slice.count);
+  const auto pieces = [&](TensorEntry gate, int64_t gate_at, TensorEntry up, int64_t up_at, TensorEntry down,
+                          int64_t down_at) -> std::vector<ExpertPiece> {
+    ExpertPiece columns{std::move(down), down_at + columns_begin, part_bytes, 2 * part_bytes};
+    if (slice.count > 1) {
+      columns.rows = shape.hidden;
+      columns.row_bytes = row_bytes / slice.count;
+      columns.tensor_stride = row_bytes;
+    }
+    return {{std::move(gate), gate_at + rows_begin, part_bytes, 0},
+            {std::move(up), up_at + rows_begin, part_bytes, part_bytes},
+            std::move(columns)};
+  };
   if (is_fused(source, layer)) {
     const int64_t gate_up[] = {shape.experts, 2 * shape.intermediate, shape.hidden};
     const int64_t down[] = {shape.experts, shape.hidden, shape.intermediate};
-    return {{require_typed(source, layer.prefix + ".gate_up_proj", gate_up, shape.dtype), expert * 2 * matrix_bytes,
-             2 * matrix_bytes, 0},
-            {require_typed(source, layer.prefix + ".down_proj", down, shape.dtype), expert * matrix_bytes, matrix_bytes,
-             2 * matrix_bytes}};
+    const TensorEntry in = require_typed(source, layer.prefix + ".gate_up_proj", gate_up, shape.dtype);
+    const int64_t in_at = expert * 2 * matrix_bytes;
+    return pieces(in, in_at, in, in_at + matrix_bytes,
+                  require_typed(source, layer.prefix + ".down_proj", down, shape.dtype), expert * matrix_bytes);
   }
   const int64_t in[] = {shape.intermediate, shape.hidden};
   const int64_t out[] = {shape.hidden, shape.intermediate};
   const std::string stem = fmt::format("{}.{}.", layer.prefix, expert);
-  return {{require_typed(source, stem + "gate_proj.weight", in, shape.dtype), 0, matrix_bytes, 0},
-          {require_typed(source, stem + "up_proj.weight", in, shape.dtype), 0, matrix_bytes, matrix_bytes},
-          {require_typed(source, stem + "down_proj.weight", out, shape.dtype), 0, matrix_bytes, 2 * matrix_bytes}};
+  TensorEntry gate = require_typed(source, stem + "gate_proj.weight", in, shape.dtype);
+  TensorEntry up = require_typed(source, stem + "up_proj.weight", in, shape.dtype);
+  TensorEntry down = require_typed(source, stem + "down_proj.weight", out, shape.dtype);
+  return pieces(std::move(gate), 0, std::move(up), 0, std::move(down), 0);
 }
 
 }  // namespace offload

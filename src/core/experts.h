@@ -35,18 +35,34 @@ struct ExpertLayer {
   std::string prefix;
 };
 
-// `bytes` bytes at `tensor_offset` of the tensor belong at `block_offset` of the expert's block.
+// How the ranks of a world share the experts. expert: whole experts by expert_id % world. slice: every expert's
+// intermediate dimension in `world` equal parts, rank r holding part r of all.
+enum class ShardForm { expert, slice };
+
+// Part `index` of `count` equal parts of an expert's intermediate dimension; 0 of 1 is the whole expert.
+struct ExpertSlice {
+  int index = 0;
+  int count = 1;
+};
+
+// `rows` runs of `row_bytes` bytes, the first at `tensor_offset` of the tensor and each `tensor_stride` bytes after the
+// one before, belong one after another at `block_offset` of the block. One row when the bytes lie together.
 struct ExpertPiece {
   TensorEntry tensor;
   int64_t tensor_offset = 0;
-  int64_t bytes = 0;
+  int64_t row_bytes = 0;
   int64_t block_offset = 0;
+  int64_t rows = 1;
+  int64_t tensor_stride = 0;
+
+  int64_t bytes() const { return rows * row_bytes; }
 };
 
-// The pieces of expert `expert` in block order. Throws Error{input} naming the tensor that is missing, of another shape
-// or of another type than shape.dtype.
+// The pieces of one slice of expert `expert` in block order: the slice's rows of gate and up, then its columns of down.
+// The block is that of a small expert of intermediate / slice.count. REQUIRES: slice.count divides shape.intermediate.
+// Throws Error{input} naming the tensor that is missing, of another shape or of another type than shape.dtype.
 std::vector<ExpertPiece> expert_pieces(const WeightSource& source, const ExpertLayer& layer, const ExpertShape& shape,
-                                       int64_t expert);
+                                       int64_t expert, ExpertSlice slice = {});
 
 // The type of the experts' matrices in the checkpoint: BF16 or F32. Throws Error{input} naming another.
 DType expert_dtype(const WeightSource& source, const ExpertLayer& layer);
@@ -56,7 +72,7 @@ struct RoutedExperts {
   int64_t layer = 0;  // index among the layers with experts
   Tensor x;           // [rows, hidden] A
   Tensor ids;         // I32 [rows, K]
-  Tensor parts;       // [rows * K, hidden] A: row r * K + s receives expert ids[r][s] applied to x[r]
+  Tensor parts;       // [rows * K, hidden] parts_dtype(): row r * K + s receives expert ids[r][s] applied to x[r]
   Tensor present;     // U8 [rows, K]: 1 where this rank wrote the part
   Rounding rounding = Rounding::fused;
 };
@@ -64,6 +80,9 @@ struct RoutedExperts {
 class ExpertRunner {
  public:
   virtual ~ExpertRunner() = default;
+
+  // The dtype of `parts` for activations of dtype `activations`: F32 where a part is not an expert's whole output.
+  virtual DType parts_dtype(DType activations) const = 0;
 
   // Fills parts and present for the experts of this rank. In planning mode (Ops::planning) it asks the ops for the
   // largest scratch that any routing of these shapes can need.

@@ -23,7 +23,9 @@ ExpertShape Model::expert_shape(const ModelSpec& spec, DType dtype) {
 Model::Model(const ModelSpec& spec, RankSlice slice, WeightLoader& loader, StateLayout& layout)
     : spec_(spec),
       embedding_(loader.matrix({{"embed_tokens.weight", spec.vocab, spec.hidden}})),
-      lm_head_(loader.matrix({{"lm_head.weight", spec.vocab, spec.hidden}})),
+      vocab_{spec.vocab * slice.rank / slice.world,
+             spec.vocab * (slice.rank + 1) / slice.world - spec.vocab * slice.rank / slice.world},
+      lm_head_(loader.matrix({{"lm_head.weight", spec.vocab, spec.hidden, {vocab_}}})),
       inv_freq_(loader.constant(spec.rope.inv_freq)),
       final_mixer_(spec, HyperConnection::Role::final_mixer, "hyper_connection_mixer.", loader) {
   layers_.reserve(spec.layers.size());
@@ -78,6 +80,8 @@ Tensor Model::forward(Step& step, const LayerTap& tap) {
   const Tensor output = step.arena.take(step.dtype(), {rows, hidden});
   const ArenaScope scope(step.arena);
   const Tensor ids = step.arena.take(DType::i32, {rows});
+  for (Layer& layer : layers_)
+    if (layer.ngram) layer.ngram->fetch(step);
   if (!step.ops.planning()) step.backend.upload(std::as_bytes(step.tokens), ids);
   fill_rope(step);
   const Tensor stack = step.arena.take(step.dtype(), {rows, spec_.hyper.streams * hidden});
@@ -100,10 +104,6 @@ Tensor Model::forward(Step& step, const LayerTap& tap) {
   final_mixer_.read(step, stack, output, {});
   if (!step.ops.planning()) step.sequence.advance(step.tokens);
   return output;
-}
-
-void Model::logits(const Step& step, const Tensor& hidden, const Tensor& out) const {
-  step.ops(LinearArgs{.x = hidden, .w = lm_head_, .out = out});
 }
 
 }  // namespace offload

@@ -38,10 +38,11 @@ class Model {
   // hidden [rows, hidden] A, from the step's arena: what lm_head reads. Advances the sequence.
   Tensor forward(Step& step, const LayerTap& tap = {});
 
-  // out F32 [rows, vocab of this rank] = lm_head of hidden rows.
-  void logits(const Step& step, const Tensor& hidden, const Tensor& out) const;
+  // [vocab().count, hidden]: logits are its product with rows of what forward() returns.
+  const Tensor& lm_head() const { return lm_head_; }
 
-  int64_t vocab() const { return lm_head_.dim(0); }
+  // The tokens whose logits this rank computes.
+  Range vocab() const { return vocab_; }
 
  private:
   struct Layer {
@@ -56,7 +57,9 @@ class Model {
 
   const ModelSpec& spec_;
   int64_t block_ratio_ = 0;  // positions per attention block; 0 without block-sparse layers
-  Tensor embedding_, lm_head_, inv_freq_;
+  Tensor embedding_;
+  Range vocab_;
+  Tensor lm_head_, inv_freq_;
   std::vector<Layer> layers_;
   HyperConnection final_mixer_;
 };

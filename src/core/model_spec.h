@@ -86,6 +86,13 @@ struct ModelSpec {
   std::vector<std::string> warnings;  // one line each, for a log: what the config left open and what was chosen
 };
 
+// The numbers of ranks, up to 64, that the model can be split over: by key, value and query heads, the shared expert's
+// intermediate dimension and, with `sliced_experts`, the routed experts'. Ascending; 1 is always among them.
+std::vector<int> tensor_parallel_worlds(const ModelSpec& spec, bool sliced_experts);
+
+// What is split, with its counts, for a message: "24 query heads, 16 key heads".
+std::string tensor_parallel_obstacle(const ModelSpec& spec);
+
 }  // namespace offload
 
 #endif  // OFFLOAD_CORE_MODEL_SPEC_H_

@@ -309,6 +309,15 @@ struct SignedRootGateArgs {
 OFL_FOR_EACH_OP(OFL_DECLARE_OP)
 #undef OFL_DECLARE_OP
 
+// Watches a lane for attribution: called right before and after each op that runs, on the lane's thread. Not for the
+// serving path, and of no use for quoted speeds: a device must be waited for to be timed.
+class OpObserver {
+ public:
+  virtual ~OpObserver() = default;
+  virtual void op_begins() = 0;
+  virtual void op_ended(std::string_view name, const Cost& cost) = 0;
+};
+
 // Executes ops in program order on one lane of a backend. In planning mode nothing runs: the same calls size the
 // scratch and add up the costs.
 class Ops {
@@ -318,11 +327,15 @@ class Ops {
   template <typename Args>
   void operator()(const Args& args) {
     check(args);
-    cost_ += cost(args);
-    if (planning_)
+    const Cost one = cost(args);
+    cost_ += one;
+    if (planning_) {
       scratch_peak_bytes_ = std::max(scratch_peak_bytes_, scratch_bytes(args));
-    else
-      execute(args);
+      return;
+    }
+    if (observer_ != nullptr) observer_->op_begins();
+    execute(args);
+    if (observer_ != nullptr) observer_->op_ended(op_name(&args), one);
   }
 
   void set_planning(bool planning) { planning_ = planning; }
@@ -331,6 +344,7 @@ class Ops {
   void set_scratch(Tensor scratch) { scratch_ = scratch; }  // U8 [scratch_peak_bytes()], 64-byte aligned
   const Cost& total_cost() const { return cost_; }
   void reset_cost() { cost_ = {}; }
+  void set_observer(OpObserver* observer) { observer_ = observer; }  // null: none; outlives the ops it watches
 
  protected:
 #define OFL_EXECUTE_OP(Args, name)                   \
@@ -349,6 +363,7 @@ class Ops {
   int64_t scratch_peak_bytes_ = 0;
   Tensor scratch_;
   Cost cost_;
+  OpObserver* observer_ = nullptr;
 };
 
 }  // namespace offload

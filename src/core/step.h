@@ -49,8 +49,20 @@ struct Step {
     ops(LinearArgs{x, w, y});
     return y;
   }
-  void all_reduce(const Tensor& partial) const {
-    if (collective != nullptr && !ops.planning()) collective->all_reduce_sum(partial);
+  // y = x w^T summed over the ranks, each of which has a part of the columns: in FP32, rounded once.
+  void linear_all_reduce(const Tensor& x, const Tensor& w, const Tensor& y) const {
+    all_reduce(y, [&](const Tensor& out) { ops(LinearArgs{x, w, out}); });
+  }
+  // Has `compute` write this rank's part of y, and leaves in y the sum over the ranks. With several ranks the parts and
+  // their sum are F32 and rounded to y's dtype at the end.
+  template <typename Compute>
+  void all_reduce(const Tensor& y, const Compute& compute) const {
+    if (collective == nullptr) return compute(y);
+    const ArenaScope scope(arena);
+    const Tensor part = arena.take(DType::f32, {y.dim(0), y.dim(1)});
+    compute(part);
+    if (!ops.planning()) collective->all_reduce_sum(part);
+    ops(CopyArgs{part, y});
   }
 };
 

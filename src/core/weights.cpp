@@ -37,6 +37,7 @@ class CheckpointSource final : public WeightSource {
     checkpoint_.read(tensor, byte_offset, out);
   }
   const TextTensors* tensors() const override { return &tensors_; }
+  const Checkpoint* checkpoint() const override { return &checkpoint_; }
 
  private:
   const Checkpoint& checkpoint_;

@@ -30,6 +30,8 @@ class WeightSource {
   virtual void read(const TensorEntry& tensor, int64_t byte_offset, std::span<std::byte> out) const = 0;
   // The checkpoint behind it, or null when the weights are made up.
   virtual const TextTensors* tensors() const = 0;
+  // The files behind tensors(), for readers that queue their own reads; null when read() is the only way.
+  virtual const Checkpoint* checkpoint() const { return nullptr; }
 };
 
 // `checkpoint` and `tensors` outlive the source.

@@ -9,6 +9,7 @@ namespace offload::cpu {
 
 Buffer CpuBackend::allocate(int64_t bytes, std::string_view tag) {
   if (bytes == 0) return {};
+  if (before_allocate_) before_allocate_();
   void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED)

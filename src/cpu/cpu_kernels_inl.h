@@ -426,9 +426,21 @@ void matmul_tile(int64_t k, const float* a, int64_t a_row, int64_t a_column, con
   }
 }
 
+// A strip of b that many rows of a will use is first copied together: its rows lie a power of two apart, where they
+// share few sets of the L1 cache.
 template <int C>
 void matmul_strip(int64_t m, int64_t k, const float* a, int64_t a_row, int64_t a_column, const float* b,
                   int64_t b_stride, float* c, int64_t c_stride, int accumulate) {
+  constexpr int64_t kDepth = 128, kRowsWorthACopy = 16;
+  alignas(64) float copy[kDepth * C * kWidth];
+  if (m >= kRowsWorthACopy && k <= kDepth) {
+    for (int64_t l = 0; l < k; ++l) {
+      OFL_UNROLL
+      for (int j = 0; j < C; ++j) store(copy + (l * C + j) * kWidth, load(b + l * b_stride + j * kWidth));
+    }
+    b = copy;
+    b_stride = C * kWidth;
+  }
   int64_t i = 0;
   for (; i + 4 <= m; i += 4)
     matmul_tile<4, C>(k, a + i * a_row, a_row, a_column, b, b_stride, c + i * c_stride, c_stride, accumulate);

@@ -68,13 +68,13 @@ void CpuOps::execute(const RmsNormArgs& a) {
       std::memcpy(weight.f, w + begin, static_cast<size_t>(count) * sizeof(float));
       switch (a.weight) {
         case NormWeight::one_plus:
-          for (int64_t j = 0; j < count; ++j) weight.f[j] += 1.0f;
+          kernels_.mul_add(x, x, weight, count);
           break;
         case NormWeight::plain:
           rnd(x, count);
+          kernels_.mul(x, weight, count);
           break;
       }
-      kernels_.mul(x, weight, count);
       store_row(kernels_, x, a.out, row_offset(a.out, r, g) + begin, count);
     });
   });

@@ -43,9 +43,9 @@ struct RotatedHead {
     load_row(kernels, a.x, from + begin, y, count);
     if (!a.w) return;
     RowBuffer w;
-    for (int64_t j = 0; j < count; ++j) w.f[j] = 1.0f + a.w.as<float>()[begin + j];
+    std::memcpy(w.f, a.w.as<float>() + begin, static_cast<size_t>(count) * sizeof(float));
     kernels.scale(y, scale, count);
-    kernels.mul(y, w, count);
+    kernels.mul_add(y, y, w, count);
     rnd(y, count);
   }
   // x * y, rounded, into x.
@@ -170,8 +170,8 @@ struct AttentionScratch {
   int64_t stride;     // n padded
 
   explicit AttentionScratch(const AttentionArgs& a) : stride(round_to_lanes(a.q.dim(2))) {
-    const int64_t cached = a.k.dim(0);
-    positions = round_to_lanes(a.blocks ? std::min(cached, (a.blocks.dim(1) + 1) * a.ratio) : cached);
+    const int64_t visible = a.first + a.q.dim(0);
+    positions = round_to_lanes(a.blocks ? std::min(visible, (a.blocks.dim(1) + 1) * a.ratio) : visible);
   }
   int64_t heads(const AttentionArgs& a) const { return std::min(kHeadsMax, a.q.dim(1) / a.k.dim(1)); }
   int64_t floats(const AttentionArgs& a) const { return heads(a) * (2 * stride + positions); }

@@ -7,7 +7,11 @@
 namespace offload::cpu {
 namespace {
 
-constexpr int64_t kChannelChunk = 128;
+// Channels of one item: long rows stream better, short ones make items for a larger team.
+constexpr int64_t kChannelsMost = 512, kChannelsLeast = 128;
+int64_t channel_chunk(int64_t channels, int threads) {
+  return channels >= 4 * kChannelsMost * threads ? kChannelsMost : kChannelsLeast;
+}
 
 // Channels [begin, begin + count) of one convolution, over all rows; then their history.
 struct ConvChunk {
@@ -15,25 +19,28 @@ struct ConvChunk {
   const CpuKernels& kernels;
   int64_t begin;
   int64_t count;
+  int64_t width;  // of a row of scratch, a multiple of kLanes, at least count
 
   // Row t of the history followed by x; t >= -history_rows.
   const Tensor& source(int64_t t) const { return t >= 0 ? a.x : a.history; }
   int64_t source_at(int64_t t) const {
     return (t >= 0 ? row_offset(a.x, t) : row_offset(a.history, a.history.dim(0) + t)) + begin;
   }
-  // w: scratch [taps][kChannelChunk]
-  void convolve(float* w) const {
+  // Each row is widened once, into a ring of the rows that a sum reaches back to. scratch: [ring_rows + taps][width]
+  void convolve(float* scratch) const {
     const Rnd rnd(kernels, a.x.dtype(), a.rounding);
-    const int64_t taps = a.w.dim(1);
+    const int64_t taps = a.w.dim(1), history_rows = a.history.dim(0), ring_rows = history_rows + 1;
+    float* w = scratch + ring_rows * width;
     for (int64_t ch = 0; ch < count; ++ch)
-      for (int64_t j = 0; j < taps; ++j) w[j * kChannelChunk + ch] = load_one(a.w, (begin + ch) * taps + j);
+      for (int64_t j = 0; j < taps; ++j) w[j * width + ch] = load_one(a.w, (begin + ch) * taps + j);
+    const auto ring_row = [&](int64_t t) { return scratch + (t + history_rows) % ring_rows * width; };
+    for (int64_t t = -history_rows; t < 0; ++t) load_row(kernels, source(t), source_at(t), ring_row(t), count);
     for (int64_t t = 0; t < a.x.dim(0); ++t) {
-      alignas(64) float sum[kChannelChunk] = {}, x[kChannelChunk];
-      for (int64_t j = 0; j < taps; ++j) {
-        const int64_t at = t - a.dilation * (taps - 1 - j);
-        load_row(kernels, source(at), source_at(at), x, count);
-        kernels.mul_add(sum, w + j * kChannelChunk, x, count);
-      }
+      alignas(64) float sum[kChannelsMost];
+      std::fill_n(sum, round_to_lanes(count), 0.0f);
+      load_row(kernels, a.x, source_at(t), ring_row(t), count);
+      for (int64_t j = 0; j < taps; ++j)
+        kernels.mul_add(sum, w + j * width, ring_row(t - a.dilation * (taps - 1 - j)), count);
       rnd(sum, count);
       kernels.silu(sum, count);
       store_row(kernels, sum, a.out, row_offset(a.out, t) + begin, count);
@@ -54,22 +61,21 @@ struct ConvChunk {
 
 int64_t CpuOps::scratch_bytes(const CausalConvSiluArgs& a) const {
   Arena arena;
-  arena.take(DType::f32, {threads_, a.w.dim(1), kChannelChunk});
+  arena.take(DType::f32, {threads_, a.history.dim(0) + 1 + a.w.dim(1), channel_chunk(a.x.dim(1), threads_)});
   return arena.peak_bytes();
 }
 
 void CpuOps::execute(const CausalConvSiluArgs& a) {
-  const int64_t rows = a.x.dim(0), channels = a.x.dim(1), taps = a.w.dim(1);
+  const int64_t rows = a.x.dim(0), channels = a.x.dim(1), width = channel_chunk(channels, threads_);
   if (rows == 0) return;
   Arena arena = scratch_arena();
-  auto* weights = arena.take(DType::f32, {threads_, taps, kChannelChunk}).as<float>();
-  for_each_item(threads_, (channels + kChannelChunk - 1) / kChannelChunk, rows * channels >= 16384,
-                [&](int64_t item, int thread) {
-                  const int64_t begin = item * kChannelChunk;
-                  const ConvChunk chunk{a, kernels_, begin, std::min(kChannelChunk, channels - begin)};
-                  chunk.convolve(weights + thread * taps * kChannelChunk);
-                  chunk.advance_history();
-                });
+  const Tensor buffers = arena.take(DType::f32, {threads_, a.history.dim(0) + 1 + a.w.dim(1), width});
+  for_each_item(threads_, (channels + width - 1) / width, rows * channels >= 16384, [&](int64_t item, int thread) {
+    const int64_t begin = item * width;
+    const ConvChunk chunk{a, kernels_, begin, std::min(width, channels - begin), width};
+    chunk.convolve(buffers.row<float>(thread));
+    chunk.advance_history();
+  });
 }
 
 namespace {

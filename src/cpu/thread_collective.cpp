@@ -8,6 +8,8 @@ class ThreadCollective final : public Collective {
  public:
   ThreadCollective(ThreadGroup& group, int rank) : group_(group), rank_(static_cast<size_t>(rank)) {}
 
+  void reserve(int64_t elements) override { group_.sums_.resize(static_cast<size_t>(elements)); }
+
   // Each rank sums one part of the elements over all ranks, then all copy the whole result.
   void all_reduce_sum(const Tensor& tensor) override {
     OFL_ASSERT(tensor.contiguous() && tensor.elements() <= static_cast<int64_t>(group_.sums_.size()));
@@ -46,6 +48,12 @@ class ThreadCollective final : public Collective {
     group_.all_arrived_.notify_all();
   }
 
+  void recover() noexcept override {
+    const std::lock_guard lock(group_.mutex_);
+    group_.aborted_ = false;
+    group_.arrived_ = 0;
+  }
+
  private:
   template <typename T, typename ToFloat>
   void sum(int64_t begin, int64_t end, const ToFloat& convert) {
@@ -60,10 +68,7 @@ class ThreadCollective final : public Collective {
   size_t rank_;
 };
 
-ThreadGroup::ThreadGroup(int world, int64_t elements_max)
-    : tensors_(static_cast<size_t>(world)),
-      values_(static_cast<size_t>(world)),
-      sums_(static_cast<size_t>(elements_max)) {}
+ThreadGroup::ThreadGroup(int world) : tensors_(static_cast<size_t>(world)), values_(static_cast<size_t>(world)) {}
 
 std::unique_ptr<Collective> ThreadGroup::end(int rank) {
   OFL_ASSERT(rank >= 0 && rank < world());

@@ -1,7 +1,7 @@
 // ThreadCollective: ranks that are threads of one process and whose tensors lie in host memory.
 //
 // Sums in rank order, so that the result has the same bits on every rank and on every run. A rank that fails aborts the
-// group: every rank that waits or will wait gets an error instead of a hang. No allocation after construction.
+// group: every rank that waits or will wait gets an error instead of a hang. No allocation after reserve().
 #ifndef OFFLOAD_CPU_THREAD_COLLECTIVE_H_
 #define OFFLOAD_CPU_THREAD_COLLECTIVE_H_
 
@@ -16,8 +16,7 @@ namespace offload::cpu {
 
 class ThreadGroup {
  public:
-  // `elements_max`: of the largest tensor reduced.
-  ThreadGroup(int world, int64_t elements_max);
+  explicit ThreadGroup(int world);
 
   int world() const { return static_cast<int>(tensors_.size()); }
   // Rank `rank`'s end; the group outlives it. One per rank.

@@ -2,15 +2,23 @@
 
 #include <algorithm>
 
-#include "core/canonical.h"
 #include "core/models/registry.h"
+#include "offload/system_memory.h"
 
 namespace offload {
 namespace {
 
-constexpr int64_t kLogitTile = 64;  // rows that pass through lm_head at once
+ResidencyLoadOptions expert_load_options(const EngineOptions& options) {
+  return {.threads = options.load_threads};
+}
 
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+// Refuses a world that the model cannot be split over, naming those that it can.
+void check_world(const ModelSpec& spec, int world, ShardForm form) {
+  const std::vector<int> worlds = tensor_parallel_worlds(spec, form == ShardForm::slice);
+  if (std::find(worlds.begin(), worlds.end(), world) != worlds.end()) return;
+  throw_error(ErrorCode::usage, "--tp {}: the model's {} cannot be split so; it runs with --tp {}", world,
+              tensor_parallel_obstacle(spec), fmt::join(worlds, ", "));
+}
 
 }  // namespace
 
@@ -22,59 +30,84 @@ int64_t Engine::context_of(const EngineOptions& options, const ModelSpec& spec) 
   return options.context;
 }
 
-Engine::Engine(const EngineOptions& options, Backend& backend)
-    : backend_(backend),
-      spec_(load_model_spec(options.model_dir)),
+Engine::Engine(const EngineOptions& options, const Devices& devices)
+    : spec_(load_model_spec(options.model_dir)),
       warnings_(spec_.warnings),
-      arithmetic_(options.arithmetic),
-      chunk_(std::min(options.chunk == 0 ? kChunkDefault : options.chunk, context_of(options, spec_))),
-      layout_(context_of(options, spec_), options.arithmetic.activations) {
+      context_(context_of(options, spec_)),
+      chunk_(std::min(options.chunk == 0 ? kChunkDefault : options.chunk, context_)),
+      collectives_(devices.collectives) {
   if (chunk_ < 1) throw_error(ErrorCode::usage, "--chunk {} must be at least 1", options.chunk);
-  if (options.dummy_weights) {
-    source_ = dummy_source(options.seed);
-  } else {
-    checkpoint_ = Checkpoint::open(options.model_dir);
-    for (const std::string& warning : checkpoint_->warnings()) warnings_.push_back(warning);
-    tensors_.emplace(checkpoint_->tensors(), checkpoint_->path());
-    source_ = checkpoint_source(*checkpoint_, *tensors_);
-  }
-  plan();
-  check_budget(options);
+  check_world(spec_, static_cast<int>(devices.backends.size()), options.shard);
+  open(options);
+  plan(options, devices);
+  plan_budget(options);
+  budget_.require_fit();
   if (!options.plan_only) load(options);
 }
 
 Engine::~Engine() = default;
 
-// Builds the model on measuring arenas: every name and shape is checked and every byte counted before any is taken.
-void Engine::plan() {
-  Arena weights;
-  WeightLoader loader(*source_, backend_, weights);
-  StateLayout layout(layout_.context(), layout_.activations());
-  Model model(spec_, RankSlice{}, loader, layout);
-  const std::vector<ExpertLayer> layers = Model::expert_layers(spec_);
-  residency_.emplace(*source_, layers, Model::expert_shape(spec_, expert_dtype(*source_, layers.front())));
-  executor_.emplace(backend_, *residency_);
-  for (NgramEmbedding* user : model.table_users()) {
-    tables_.push_back(
-        std::make_unique<RamTable>(*source_, user->table_stem(), user->table_rows(), user->table_columns()));
-    user->set_table(*tables_.back());
-    memory_.tables += tables_.back()->bytes();
+void Engine::open(const EngineOptions& options) {
+  if (options.dummy_weights) {
+    source_ = dummy_source(options.seed);
+    return;
   }
-  memory_.weights = weights.peak_bytes();
-  memory_.experts = residency_->bytes();
-  memory_.sequence = layout.bytes();
-  plan_steps(model, layout, workspace_);
-  memory_.workspace = workspace_.peak_bytes() + backend_.ops().scratch_peak_bytes();
+  checkpoint_ = Checkpoint::open(options.model_dir);
+  for (const std::string& warning : checkpoint_->warnings()) warnings_.push_back(warning);
+  tensors_.emplace(checkpoint_->tensors(), checkpoint_->path());
+  source_ = checkpoint_source(*checkpoint_, *tensors_);
 }
 
-void Engine::check_budget(const EngineOptions& options) const {
-  if (options.host_bytes_max == 0 || memory_.total() <= options.host_bytes_max) return;
-  throw_error(ErrorCode::resource,
-              "the plan needs {:.3f} GiB of host memory, --ram-budget allows {:.3f}; weights and experts take {:.3f}, "
-              "--context {} takes {:.3f} and --chunk {} takes {:.3f}: raise --ram-budget or lower those",
-              static_cast<double>(memory_.total()) / kGib, static_cast<double>(options.host_bytes_max) / kGib,
-              static_cast<double>(memory_.weights + memory_.experts + memory_.tables) / kGib, context(),
-              static_cast<double>(memory_.sequence) / kGib, chunk_, static_cast<double>(memory_.workspace) / kGib);
+// Every name and shape is checked and every byte counted before any is taken.
+void Engine::plan(const EngineOptions& options, const Devices& devices) {
+  const int world = static_cast<int>(devices.backends.size());
+  OFL_ASSERT(world == 1 || devices.collectives.size() == devices.backends.size());
+  const std::vector<ExpertLayer> layers = Model::expert_layers(spec_);
+  residency_.emplace(*source_, layers, Model::expert_shape(spec_, expert_dtype(*source_, layers.front())),
+                     ResidencyOptions{.form = options.shard, .world = world});
+  for (int r = 0; r < world; ++r) {
+    const RankOptions rank{.slice = {r, world},
+                           .arithmetic = options.arithmetic,
+                           .context = context_,
+                           .chunk = chunk_,
+                           .cache = options.cache};
+    Collective* collective = world == 1 ? nullptr : devices.collectives[static_cast<size_t>(r)];
+    ranks_.push_back(std::make_unique<RankContext>(spec_, rank, *devices.backends[static_cast<size_t>(r)], collective,
+                                                   *source_, *residency_));
+    const RankMemory& memory = ranks_.back()->memory();
+    memory_.weights += memory.weights;
+    memory_.sequence += memory.sequence;
+    memory_.workspace += memory.workspace;
+    memory_.slots += memory.slots;
+  }
+  for (const RankContext::TableNeed& need : ranks_.front()->table_needs()) {
+    tables_.push_back(std::make_unique<RamTable>(*source_, need.stem, need.rows, need.columns));
+    memory_.tables += tables_.back()->bytes();
+  }
+  memory_.experts = residency_->bytes();
+}
+
+// The plan's bytes against what the host has. What a device has, its backend alone knows: no limit is set there yet.
+void Engine::plan_budget(const EngineOptions& options) {
+  const MemoryPlace host = MemoryPlace::ram();
+  if (options.ram_budget_bytes) {
+    budget_.limit(host, *options.ram_budget_bytes, "--ram-budget");
+  } else {
+    const SystemMemory system = read_system_memory();
+    budget_.limit(host, system.available_bytes, system.decided_by);
+  }
+  budget_.add("experts", memory_.experts, host);
+  budget_.add("tables", memory_.tables, host);
+  budget_.add("load staging", residency_->load_staging_bytes(expert_load_options(options)), host);
+  for (int r = 0; r < world(); ++r) {
+    const RankMemory& memory = rank(r).memory();
+    const MemoryPlace place = rank(r).backend().name() == "cpu" ? host : MemoryPlace::vram(r);
+    const std::string of = world() == 1 ? "" : fmt::format(" of rank {}", r);
+    budget_.add("weights" + of, memory.weights, place);
+    budget_.add("expert slots" + of, memory.slots, place, {"lower --expert-slots", memory.slots});
+    budget_.add("sequence state" + of, memory.sequence, place, {"lower --context", memory.sequence});
+    budget_.add("workspace" + of, memory.workspace, place, {"lower --chunk", memory.workspace});
+  }
 }
 
 void Engine::load(const EngineOptions& options) {
@@ -84,52 +117,44 @@ void Engine::load(const EngineOptions& options) {
     done += bytes;
     if (options.progress) options.progress(std::min(done, total), total);
   };
-  weights_memory_ = backend_.allocate(memory_.weights, "weights");
-  workspace_memory_ = backend_.allocate(workspace_.peak_bytes(), "workspace");
-  scratch_memory_ = backend_.allocate(backend_.ops().scratch_peak_bytes(), "op scratch");
-  Arena weights(weights_memory_.data(), weights_memory_.bytes());
-  WeightLoader loader(*source_, backend_, weights, progress);
-  model_.emplace(spec_, RankSlice{}, loader, layout_);
-  size_t table = 0;
-  for (NgramEmbedding* user : model_->table_users()) user->set_table(*tables_[table++]);
-  for (const auto& each : tables_) each->load(progress);
-  residency_->load(options.load_threads, progress);
-
-  workspace_ = Arena(workspace_memory_.data(), workspace_memory_.bytes());
-  backend_.ops().set_scratch(Tensor(scratch_memory_.data(), DType::u8, {scratch_memory_.bytes()}));
-  logits_.resize(static_cast<size_t>(std::min(kLogitTile, chunk_) * spec_.vocab));
-  Arena measuring;
-  plan_steps(*model_, layout_, measuring);  // lets the real model size its host buffers
-  backend_.ops().reset_cost();
-}
-
-// Runs the forward pass in planning mode for the step sizes whose needs differ: each canonical row count and the chunk,
-// at the end of the context where selection sees the most blocks.
-void Engine::plan_steps(Model& model, const StateLayout& layout, Arena& arena) {
-  Ops& ops = backend_.ops();
-  ops.set_planning(true);
-  SequenceState sequence(layout);
-  const std::vector<int32_t> tokens(static_cast<size_t>(chunk_), 0);
-  for (int64_t rows = 1; rows <= chunk_; rows = rows <= kCanonicalRowsMax ? rows + 1 : std::max(chunk_, rows + 1)) {
-    Step step{.backend = backend_,
-              .ops = ops,
-              .arena = arena,
-              .experts = *executor_,
-              .sequence = sequence,
-              .arithmetic = arithmetic_,
-              .tokens = std::span(tokens).first(static_cast<size_t>(rows)),
-              .first = layout_.context() - rows};
-    const ArenaScope scope(arena);
-    const Tensor hidden = model.forward(step);
-    const int64_t tile = std::min(rows, kLogitTile);
-    model.logits(step, hidden.narrow(0, 0, tile), arena.take(DType::f32, {tile, model.vocab()}));
+  std::vector<HostTable*> tables;
+  for (const auto& table : tables_) {
+    table->load(progress);
+    tables.push_back(table.get());
   }
-  ops.set_planning(false);
+  for (const auto& rank : ranks_) rank->load(tables, progress);
+  residency_->load(expert_load_options(options), progress);
+  warnings_.insert(warnings_.end(), residency_->warnings().begin(), residency_->warnings().end());
+  logits_.resize(static_cast<size_t>(std::min(RankContext::kLogitTile, chunk_) * spec_.vocab));
+  if (world() > 1) collectives_.front()->reserve(chunk_ * spec_.hidden);
+  team_ = std::make_unique<RankTeam>(world());
 }
 
-void Engine::feed(SequenceState& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
+int64_t Engine::expert_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& rank : ranks_) bytes += rank->executor().expert_bytes();
+  return bytes;
+}
+
+Sequence Engine::new_sequence() {
+  Sequence sequence;
+  for (const auto& rank : ranks_) sequence.ranks_.emplace_back(rank->layout(), rank->backend());
+  return sequence;
+}
+
+void Engine::run_ranks(const std::function<void(int)>& work) {
+  try {
+    team_->run(work, [&](int rank) {
+      if (world() > 1) collectives_[static_cast<size_t>(rank)]->abort();
+    });
+  } catch (...) {
+    if (world() > 1) collectives_.front()->recover();
+    throw;
+  }
+}
+
+void Engine::feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
                   const Model::LayerTap& tap, const std::function<void()>& between_chunks) {
-  OFL_ASSERT(model_.has_value());
   for (const int32_t id : tokens)
     if (id < 0 || id >= spec_.vocab)
       throw_error(ErrorCode::usage, "token id {} is outside the model's vocabulary 0..{}", id, spec_.vocab - 1);
@@ -147,30 +172,20 @@ void Engine::feed(SequenceState& sequence, std::span<const int32_t> tokens, Logi
   }
 }
 
-void Engine::step(SequenceState& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
+void Engine::step(Sequence& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
                   int64_t row_offset, const Model::LayerTap& tap) {
-  const ArenaScope scope(workspace_);
-  Step step{.backend = backend_,
-            .ops = backend_.ops(),
-            .arena = workspace_,
-            .experts = *executor_,
-            .sequence = sequence,
-            .arithmetic = arithmetic_,
-            .tokens = tokens,
-            .first = sequence.length()};
-  const Tensor hidden = model_->forward(step, tap);
+  run_ranks([&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    ranks_[r]->forward(sequence.ranks_[r], tokens, rank == 0 ? tap : Model::LayerTap{});
+  });
   if (rows == LogitRows::none) return;
   const auto count = static_cast<int64_t>(tokens.size());
-  for (int64_t begin = rows == LogitRows::last ? count - 1 : 0; begin < count; begin += kLogitTile) {
-    const ArenaScope tile_scope(workspace_);
-    const int64_t tile = std::min(kLogitTile, count - begin);
-    const Tensor out = workspace_.take(DType::f32, {tile, spec_.vocab});
-    model_->logits(step, hidden.narrow(0, begin, tile), out);
-    const auto host = std::span(logits_).first(static_cast<size_t>(out.elements()));
-    backend_.download(out, std::as_writable_bytes(host));
+  for (int64_t begin = rows == LogitRows::last ? count - 1 : 0; begin < count; begin += RankContext::kLogitTile) {
+    const int64_t tile = std::min(RankContext::kLogitTile, count - begin);
+    run_ranks([&](int rank) { ranks_[static_cast<size_t>(rank)]->logits(begin, tile, spec_.vocab, logits_); });
     for (int64_t r = 0; r < tile; ++r)
       sink(row_offset + begin + r,
-           host.subspan(static_cast<size_t>(r * spec_.vocab), static_cast<size_t>(spec_.vocab)));
+           std::span(logits_).subspan(static_cast<size_t>(r * spec_.vocab), static_cast<size_t>(spec_.vocab)));
   }
 }
 

@@ -1,7 +1,7 @@
-// Engine: one model, loaded and planned, ready to advance sequences.
+// Engine: one model, loaded and planned over its ranks, ready to advance sequences.
 //
-// Owns everything a step needs, allocated and checked by the constructor; steps allocate nothing. Confined to one
-// thread.
+// Owns everything a step needs, allocated and checked by the constructor; steps allocate nothing. One calling thread,
+// which is rank 0; the other ranks have threads of their own.
 #ifndef OFFLOAD_OFFLOAD_ENGINE_H_
 #define OFFLOAD_OFFLOAD_ENGINE_H_
 
@@ -13,16 +13,23 @@
 #include <string>
 #include <vector>
 
-#include "core/backend.h"
 #include "core/checkpoint.h"
-#include "core/model.h"
 #include "core/model_spec.h"
-#include "core/sequence.h"
-#include "offload/expert_executor.h"
-#include "offload/host_table.h"
-#include "offload/residency.h"
+#include "offload/budget.h"
+#include "offload/rank.h"
+#include "offload/rank_team.h"
 
 namespace offload {
+
+// The devices of an engine, one per rank. Outlive it.
+struct Devices {
+  std::vector<Backend*> backends;
+  std::vector<Collective*> collectives;  // empty for one rank
+
+  Devices(Backend& one) : backends{&one} {}  // NOLINT: one backend is a world of one
+  Devices(std::vector<Backend*> all, std::vector<Collective*> ends)
+      : backends(std::move(all)), collectives(std::move(ends)) {}
+};
 
 struct EngineOptions {
   std::string model_dir;       // a checkpoint folder; for a dummy only its config.json is read
@@ -31,17 +38,34 @@ struct EngineOptions {
   int64_t context = 0;  // positions a sequence may have; 0: the model's own, at most kContextDefault
   int64_t chunk = 0;    // rows of one step at most; 0: kChunkDefault
   int load_threads = 1;
-  int64_t host_bytes_max = 0;  // a plan above this is refused before anything is allocated; 0: no limit
+  ShardForm shard = ShardForm::expert;
+  ExpertCacheOptions cache;
+  // Host memory that may be used; nothing: what the system has available.
+  std::optional<int64_t> ram_budget_bytes = {};
   bool plan_only = false;  // checks the checkpoint and fills memory(), then stops; feed() and new_sequence() are off
   Arithmetic arithmetic;
   // Told the bytes loaded so far and in all. May throw Error{interrupted} to stop the load.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
-// Bytes by purpose, before anything is allocated.
+// Bytes by purpose over all ranks, before anything is allocated. The sequence is one conversation's state.
 struct MemoryPlan {
-  int64_t weights = 0, experts = 0, tables = 0, sequence = 0, workspace = 0;
-  int64_t total() const { return weights + experts + tables + sequence + workspace; }
+  int64_t weights = 0, experts = 0, tables = 0, sequence = 0, workspace = 0, slots = 0;
+  int64_t total() const { return weights + experts + tables + sequence + workspace + slots; }
+};
+
+// One sequence's state on every rank.
+class Sequence {
+ public:
+  int64_t length() const { return ranks_.front().length(); }
+  int64_t context() const { return ranks_.front().context(); }
+  void reset() {
+    for (SequenceState& state : ranks_) state.reset();
+  }
+
+ private:
+  friend class Engine;
+  std::vector<SequenceState> ranks_;
 };
 
 class Engine {
@@ -49,24 +73,27 @@ class Engine {
   static constexpr int64_t kContextDefault = 32768;
   static constexpr int64_t kChunkDefault = 512;
 
-  // `backend` outlives the engine. Throws Error: input for the checkpoint, usage for options that it cannot meet,
-  // resource for memory.
-  Engine(const EngineOptions& options, Backend& backend);
+  // Throws Error: input for the checkpoint, usage for options that it cannot meet, resource for memory.
+  Engine(const EngineOptions& options, const Devices& devices);
   ~Engine();
 
   // The positions that an engine with these options would have. Throws Error{usage}.
   static int64_t context_of(const EngineOptions& options, const ModelSpec& spec);
 
   const ModelSpec& spec() const { return spec_; }
+  int world() const { return static_cast<int>(ranks_.size()); }
   const MemoryPlan& memory() const { return memory_; }
-  int64_t context() const { return layout_.context(); }
+  const Budget& budget() const { return budget_; }
+  int64_t context() const { return context_; }
   int64_t chunk() const { return chunk_; }
   std::span<const std::string> warnings() const { return warnings_; }
-  // Of routed experts computed so far: each run of one expert counts its weights once.
-  int64_t expert_bytes() const { return executor_->expert_bytes(); }
+  const RankContext& rank(int r) const { return *ranks_[static_cast<size_t>(r)]; }
+  const Residency& residency() const { return *residency_; }
+  // Of routed experts computed so far on all ranks: each run of one expert counts its weights once.
+  int64_t expert_bytes() const;
 
   // A fresh sequence; the engine outlives it. Throws Error{resource}.
-  SequenceState new_sequence() { return SequenceState(layout_, backend_); }
+  Sequence new_sequence();
 
   // Which rows of a feed have their logits computed.
   enum class LogitRows { none, last, all };
@@ -74,37 +101,35 @@ class Engine {
   using LogitSink = std::function<void(int64_t row, std::span<const float> logits)>;
 
   // Advances `sequence` over `tokens` in chunks of at most chunk(). Throws Error{usage} when an id is outside the
-  // vocabulary or the context would be exceeded (then the sequence is unchanged). `between_chunks` may throw to stop
-  // early.
-  void feed(SequenceState& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
+  // vocabulary or the context would be exceeded (then the sequence is unchanged). `tap` is called on the calling thread
+  // with rank 0's stack. `between_chunks` may throw to stop early, and so may `tap`; the sequence is then between two
+  // tokens and good for reset() alone.
+  void feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
             const Model::LayerTap& tap = {}, const std::function<void()>& between_chunks = {});
 
  private:
-  void plan();
-  void check_budget(const EngineOptions& options) const;
+  void open(const EngineOptions& options);
+  void plan(const EngineOptions& options, const Devices& devices);
+  void plan_budget(const EngineOptions& options);
   void load(const EngineOptions& options);
-  void plan_steps(Model& model, const StateLayout& layout, Arena& arena);
-  void step(SequenceState& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
+  void run_ranks(const std::function<void(int rank)>& work);
+  void step(Sequence& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
             int64_t row_offset, const Model::LayerTap& tap);
 
-  Backend& backend_;
   ModelSpec spec_;
   std::vector<std::string> warnings_;
-  Arithmetic arithmetic_;
-  int64_t chunk_;
-  StateLayout layout_;
+  int64_t context_, chunk_;
   MemoryPlan memory_;
+  Budget budget_;
 
   std::optional<Checkpoint> checkpoint_;
   std::optional<TextTensors> tensors_;
   std::unique_ptr<WeightSource> source_;
   std::optional<Residency> residency_;
   std::vector<std::unique_ptr<RamTable>> tables_;
-
-  Buffer weights_memory_, workspace_memory_, scratch_memory_;
-  std::optional<ExpertExecutor> executor_;
-  std::optional<Model> model_;
-  Arena workspace_;
+  std::vector<Collective*> collectives_;
+  std::vector<std::unique_ptr<RankContext>> ranks_;
+  std::unique_ptr<RankTeam> team_;
   std::vector<float> logits_;  // [kLogitTile, vocab] on the host
 };
 

@@ -3,38 +3,152 @@
 #include <algorithm>
 
 namespace offload {
+namespace {
+
+uint64_t mixed_in(uint64_t hash, uint64_t value) {
+  return (hash ^ value) * 0x100000001B3u + (hash >> 47);
+}
+
+}  // namespace
+
+ExpertExecutor::ExpertExecutor(Backend& backend, const Residency& residency, int rank, int64_t top_k,
+                               ExpertCacheOptions options)
+    : backend_(backend),
+      residency_(residency),
+      rank_(rank),
+      options_(options),
+      slot_bytes_((residency.local_shape().block_bytes() + Arena::kAlignment - 1) / Arena::kAlignment *
+                  Arena::kAlignment),
+      active_(residency.local_shape().experts) {
+  const int64_t experts = residency.local_shape().experts;
+  begins_.resize(static_cast<size_t>(experts) + 1);
+  runs_.reserve(static_cast<size_t>(experts));
+  if (options_.slots == 0) return;
+  cache_ = std::make_unique<ExpertCache>(residency.layers(), experts, options_.slots);
+  const bool whole = residency.form() == ShardForm::expert;
+  policy_ = std::make_unique<ExpertPolicy>(PolicyOptions{.kind = options_.policy,
+                                                         .shape = {residency.layers(), experts, top_k},
+                                                         .slots = options_.slots,
+                                                         .world = whole ? residency.world() : 1,
+                                                         .rank = whole ? rank : 0,
+                                                         .lookahead_layers = options_.lookahead_layers});
+  filling_.reserve(static_cast<size_t>(options_.slots));
+}
+
+void ExpertExecutor::set_slab(const Tensor& slab) {
+  OFL_ASSERT(slab.bytes() == slab_bytes());
+  slab_ = slab;
+}
 
 void ExpertExecutor::run(const RoutedExperts& step) {
   const auto slots = static_cast<size_t>(step.ids.elements());
-  const int64_t experts = residency_.shape().experts, top_k = step.ids.dim(1);
   ids_.resize(slots);
   rows_.resize(slots);
   out_rows_.resize(slots);
   present_.resize(slots);
-  runs_.reserve(static_cast<size_t>(experts));
-  begins_.resize(static_cast<size_t>(experts) + 1);
   if (backend_.ops().planning()) return plan(step);
 
   backend_.download(step.ids, std::as_writable_bytes(std::span(ids_)));
-  group_by_expert(top_k);
-  runs_.clear();
-  for (int64_t e = 0; e < experts; ++e) {
-    const int64_t begin = begins_[static_cast<size_t>(e)], count = begins_[static_cast<size_t>(e) + 1] - begin;
-    if (count == 0) continue;
-    const std::byte* block = residency_.block(step.layer, e);
-    runs_.push_back({block, block + residency_.shape().gate_up_bytes(), begin, count});
+  for (size_t i = 0; i < slots; ++i) {
+    OFL_ASSERT(ids_[i] >= 0 && ids_[i] < residency_.local_shape().experts);
+    present_[i] = std::byte{residency_.owns(rank_, ids_[i])};
+    routing_hash_ = mixed_in(routing_hash_, static_cast<uint64_t>(ids_[i]));
   }
-  expert_bytes_ += static_cast<int64_t>(runs_.size()) * residency_.shape().block_bytes();
-  std::fill(present_.begin(), present_.end(), std::byte{1});
+  group_by_expert(step.ids.dim(1));
   backend_.upload(present_, step.present);
+  if (cache_ != nullptr)
+    run_from_cache(step);
+  else
+    run_in_place(step);
+}
+
+ExpertRun ExpertExecutor::run_of(const std::byte* block, int64_t expert) const {
+  const int64_t begin = begins_[static_cast<size_t>(expert)];
+  return {block, block + residency_.local_shape().gate_up_bytes(), begin,
+          begins_[static_cast<size_t>(expert) + 1] - begin};
+}
+
+void ExpertExecutor::compute(const RoutedExperts& step, std::span<const ExpertRun> runs) {
+  if (runs.empty()) return;
+  if (!backend_.ops().planning()) runs_done_ += static_cast<int64_t>(runs.size());
   backend_.ops()(SwigluExpertsArgs{.x = step.x,
                                    .out = step.parts,
-                                   .runs = runs_,
+                                   .runs = runs,
                                    .rows = rows_,
                                    .out_rows = out_rows_,
-                                   .intermediate = residency_.shape().intermediate,
-                                   .weight_dtype = residency_.shape().dtype,
+                                   .intermediate = residency_.local_shape().intermediate,
+                                   .weight_dtype = residency_.local_shape().dtype,
                                    .rounding = step.rounding});
+}
+
+void ExpertExecutor::run_in_place(const RoutedExperts& step) {
+  runs_.clear();
+  for (int64_t e = 0; e < residency_.local_shape().experts; ++e)
+    if (begins_[static_cast<size_t>(e)] != begins_[static_cast<size_t>(e) + 1] && residency_.owns(rank_, e))
+      runs_.push_back(run_of(residency_.block(rank_, step.layer, e), e));
+  compute(step, runs_);
+}
+
+// The copy starts when the slot's last reader is done.
+void ExpertExecutor::issue_copy(ExpertKey key, int64_t slot) {
+  cache_->begin_fill(slot, key);
+  Lane& lane = backend_.copy_lane();
+  lane.wait(read_event(slot));
+  const int64_t bytes = residency_.local_shape().block_bytes();
+  lane.copy_in({residency_.block(rank_, key.layer, key.expert), static_cast<size_t>(bytes)},
+               Tensor(slot_data(slot), DType::u8, {bytes}));
+  lane.record(ready_event(slot));
+  ++copies_;
+}
+
+// Carries out the policy's plan. Copies are issued as early as the plan allows: as soon as the run that reads their
+// slot last has been issued; a run waits for its own copy alone.
+void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
+  const auto layer = static_cast<int32_t>(step.layer);
+  const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0)};
+  const LayerPlan plan = policy_->on_routed(step.layer, routing, phase_);
+  Lane& lane = backend_.compute_lane();
+  for (const int64_t slot : filling_) {  // of the last plan's look-ahead; the lane waits once, for all
+    lane.wait(ready_event(slot));
+    cache_->end_fill(slot);
+  }
+  filling_.clear();
+
+  const auto count = static_cast<int64_t>(plan.runs.size());
+  int64_t copies_issued_to = 0;  // runs below this index have had their copy issued
+  const auto issue_copies = [&](int64_t runs_issued) {
+    for (; copies_issued_to < count; ++copies_issued_to) {
+      const PlannedRun& run = plan.runs[static_cast<size_t>(copies_issued_to)];
+      if (run.copy_first && run.after_run >= runs_issued) return;
+      if (run.copy_first) issue_copy({layer, run.expert}, run.slot);
+    }
+  };
+  for (int64_t i = 0; i < count;) {
+    issue_copies(i);
+    runs_.clear();
+    const int64_t begin = i;
+    for (; i < count; ++i) {  // residents together, then copied experts one by one as they arrive
+      const PlannedRun& run = plan.runs[static_cast<size_t>(i)];
+      OFL_ASSERT(run.where == RunWhere::slab);
+      if (run.copy_first && i > begin) break;
+      const ExpertCache::Pin pin = cache_->pin(run.slot, {layer, run.expert});
+      if (run.copy_first) {
+        lane.wait(ready_event(run.slot));
+        cache_->end_fill(run.slot);
+      }
+      runs_.push_back(run_of(slot_data(run.slot), run.expert));
+      if (run.copy_first) {
+        ++i;
+        break;
+      }
+    }
+    compute(step, runs_);
+    for (int64_t r = begin; r < i; ++r) lane.record(read_event(plan.runs[static_cast<size_t>(r)].slot));
+  }
+  for (const PlannedCopy& ahead : plan.lookahead) {
+    issue_copy(ahead.key, ahead.slot);
+    filling_.push_back(ahead.slot);
+  }
 }
 
 // Counting sort of the slots by expert; within an expert, slots stay in order.
@@ -53,24 +167,17 @@ void ExpertExecutor::group_by_expert(int64_t top_k) {
 
 // The two extremes of routing: every row to the same experts, and rows spread over as many experts as possible.
 void ExpertExecutor::plan(const RoutedExperts& step) {
-  const int64_t rows = step.ids.dim(0), top_k = step.ids.dim(1), slots = rows * top_k;
+  const int64_t top_k = step.ids.dim(1), slots = step.ids.elements();
   const auto ask = [&](int64_t run_count) {
     runs_.clear();
     for (int64_t i = 0; i < run_count; ++i) {
       const int64_t begin = slots * i / run_count;
       runs_.push_back({this, this, begin, slots * (i + 1) / run_count - begin});
     }
-    backend_.ops()(SwigluExpertsArgs{.x = step.x,
-                                     .out = step.parts,
-                                     .runs = runs_,
-                                     .rows = rows_,
-                                     .out_rows = out_rows_,
-                                     .intermediate = residency_.shape().intermediate,
-                                     .weight_dtype = residency_.shape().dtype,
-                                     .rounding = step.rounding});
+    compute(step, runs_);
   };
   ask(top_k);
-  ask(std::min(residency_.shape().experts, slots));
+  ask(std::min(residency_.local_shape().experts, slots));
 }
 
 }  // namespace offload

@@ -1,39 +1,89 @@
-// ExpertExecutor: turns one layer's routing into runs of experts, each expert once, and has the ops run them.
+// ExpertExecutor: turns one layer's routing into runs of experts, each expert of this rank once, and has the ops run
+// them: in place out of the host shard, or out of a cache of device slots that a policy fills through the copy lane.
 //
 // Confined to its rank's thread. Allocates nothing after its first planning run of the largest step.
 #ifndef OFFLOAD_OFFLOAD_EXPERT_EXECUTOR_H_
 #define OFFLOAD_OFFLOAD_EXPERT_EXECUTOR_H_
 
+#include <memory>
 #include <vector>
 
 #include "core/backend.h"
+#include "core/canonical.h"
 #include "core/experts.h"
+#include "offload/expert_cache.h"
+#include "offload/expert_policy.h"
 #include "offload/residency.h"
+#include "offload/routing_trace.h"
 
 namespace offload {
 
+struct ExpertCacheOptions {
+  int64_t slots = 0;  // 0: no cache, experts run where they lie
+  PolicyKind policy = PolicyKind::adaptive;
+  int lookahead_layers = 1;
+};
+
 class ExpertExecutor final : public ExpertRunner {
  public:
-  // Both outlive the executor.
-  ExpertExecutor(Backend& backend, const Residency& residency) : backend_(backend), residency_(residency) {}
+  // Backend and residency outlive the executor. `top_k`: experts per row.
+  ExpertExecutor(Backend& backend, const Residency& residency, int rank, int64_t top_k, ExpertCacheOptions options);
+
+  // Bytes of the slab that set_slab() wants; 0 without a cache.
+  int64_t slab_bytes() const { return options_.slots * slot_bytes_; }
+  // Events of the backend that the executor uses: 0..events()-1.
+  int events() const { return static_cast<int>(2 * options_.slots); }
+  // U8 [slab_bytes()]; before the first step of a cache.
+  void set_slab(const Tensor& slab);
+
+  // A step of `rows` rows begins; says which rules the policy goes by.
+  void begin_step(int64_t rows) { phase_ = rows <= kCanonicalRowsMax ? Phase::decode : Phase::prefill; }
 
   void run(const RoutedExperts& step) override;
+  DType parts_dtype(DType activations) const override {
+    return residency_.form() == ShardForm::slice && residency_.world() > 1 ? DType::f32 : activations;
+  }
 
-  // Weights read by all runs so far.
-  int64_t expert_bytes() const { return expert_bytes_; }
+  // Of experts computed so far: each run of one expert counts its weights once.
+  int64_t expert_bytes() const { return runs_done_ * residency_.local_shape().block_bytes(); }
+  int64_t copied_bytes() const { return copies_ * residency_.local_shape().block_bytes(); }
+  // Null without a cache.
+  const ExpertPolicy* policy() const { return policy_.get(); }
+  // A number of all routings so far; equal on all ranks or something is wrong.
+  uint64_t routing_hash() const { return routing_hash_; }
 
  private:
   void plan(const RoutedExperts& step);
   void group_by_expert(int64_t top_k);
+  void run_in_place(const RoutedExperts& step);
+  void run_from_cache(const RoutedExperts& step);
+  void issue_copy(ExpertKey key, int64_t slot);
+  ExpertRun run_of(const std::byte* block, int64_t expert) const;
+  void compute(const RoutedExperts& step, std::span<const ExpertRun> runs);
+  std::byte* slot_data(int64_t slot) const { return static_cast<std::byte*>(slab_.data()) + slot * slot_bytes_; }
+  // Events of a slot: its content has arrived; its last reader is done.
+  int ready_event(int64_t slot) const { return static_cast<int>(2 * slot); }
+  int read_event(int64_t slot) const { return static_cast<int>(2 * slot + 1); }
 
   Backend& backend_;
   const Residency& residency_;
+  int rank_;
+  ExpertCacheOptions options_;
+  int64_t slot_bytes_;
+  Phase phase_ = Phase::decode;
+  std::unique_ptr<ExpertCache> cache_;
+  std::unique_ptr<ExpertPolicy> policy_;
+  ActiveExperts active_;
+  Tensor slab_;
+  std::vector<int64_t> filling_;  // slots whose copy no run has waited for yet
+
   std::vector<int32_t> ids_;     // [rows, K] on the host
   std::vector<int64_t> begins_;  // [experts + 1] into rows_
   std::vector<int32_t> rows_, out_rows_;
   std::vector<ExpertRun> runs_;
   std::vector<std::byte> present_;
-  int64_t expert_bytes_ = 0;
+  int64_t runs_done_ = 0, copies_ = 0;
+  uint64_t routing_hash_ = 0;
 };
 
 }  // namespace offload

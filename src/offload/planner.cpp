@@ -110,8 +110,10 @@ bool Search::fit(Candidate& candidate, int64_t budget) const {
   SimOptions& options = candidate.options;
   const int64_t rows = std::min(options.chunk, programmer_.context());
   const RoutingShape shape = programmer_.routing_shape();
-  // Beside the blocks' own workspace: SwiGLU outputs of all routed rows.
-  const int64_t activated = rows * shape.top_k * programmer_.expert_shape().intermediate * 2;
+  // Beside the blocks' own workspace: SwiGLU outputs of all routed rows; of slices, the other half of F32 parts.
+  const ExpertShape expert = programmer_.expert_shape();
+  const int64_t part_width = options.shard == ShardForm::slice ? expert.hidden : 0;
+  const int64_t activated = rows * shape.top_k * (expert.intermediate + part_width) * 2;
   candidate.memory = {.budget = budget,
                       .reserve = std::min(kReserveBytes, budget / 16),
                       .weights = programmer_.weight_bytes(),

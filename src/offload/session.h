@@ -37,7 +37,7 @@ class Session {
   void reset();
 
   Engine& engine_;
-  SequenceState state_;
+  Sequence state_;
   std::vector<int32_t> tokens_;
   bool is_broken_ = false;  // a feed threw: the state may be between two tokens
 };

@@ -24,9 +24,6 @@ namespace offload {
 enum class SimLane : uint8_t { compute, copy, host, collective };
 inline constexpr std::array<std::string_view, 4> kSimLaneNames{"compute", "copy", "host", "collective"};
 
-// Whole experts by id % world, or every expert's columns cut into `world` equal parts.
-enum class ShardForm : uint8_t { expert, slice };
-
 enum class CopyStart : uint8_t {
   in_line,   // no copy lane: a copy takes its turn between the runs
   routed,    // on the copy lane, once the layer is routed; look-ahead as the policy plans it

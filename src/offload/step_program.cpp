@@ -42,7 +42,8 @@ class NotingOps final : public Ops {
   template <typename Args>
   void note(const Args& args) {
     if constexpr (std::is_same_v<Args, StreamWriteArgs>) {
-      // What a block adds to the stack has just been all-reduced.
+      // What a block adds to the stack has just been all-reduced; in the activations' dtype, as published (a backend
+      // that reduces F32 parts moves twice that).
       program_->reduce_bytes = args.y.bytes();
       part_ = part_ == Part::mixer ? Part::router : Part::write;
     }
@@ -90,6 +91,16 @@ class NotingOps final : public Ops {
   Part part_ = Part::prologue;
 };
 
+// Planning issues nothing on lanes.
+class NoLane final : public Lane {
+ public:
+  void copy_in(std::span<const std::byte>, const Tensor&) override { OFL_ASSERT(false); }
+  void call(void (*)(void*), void*) override { OFL_ASSERT(false); }
+  void record(int) override { OFL_ASSERT(false); }
+  void wait(int) override { OFL_ASSERT(false); }
+  void drain() override { OFL_ASSERT(false); }
+};
+
 // A device with no memory: planning touches none.
 class NoDevice final : public Backend {
  public:
@@ -100,6 +111,9 @@ class NoDevice final : public Backend {
   }
   Ops& ops() override { return ops_; }
   NotingOps& noting() { return ops_; }
+  void create_events(int) override {}
+  Lane& compute_lane() override { return lane_; }
+  Lane& copy_lane() override { return lane_; }
   void upload(std::span<const std::byte>, const Tensor&) override { OFL_ASSERT(false); }
   void download(const Tensor&, std::span<std::byte>) override { OFL_ASSERT(false); }
   void fill_zero(const Tensor&) override { OFL_ASSERT(false); }
@@ -107,11 +121,13 @@ class NoDevice final : public Backend {
  private:
   void release(void*, int64_t) noexcept override {}
   NotingOps ops_;
+  NoLane lane_;
 };
 
 class ExpertsMarker final : public ExpertRunner {
  public:
   explicit ExpertsMarker(NotingOps& ops) : ops_(ops) {}
+  DType parts_dtype(DType activations) const override { return activations; }
   void run(const RoutedExperts&) override { ops_.begin_experts(); }
 
  private:
@@ -193,7 +209,8 @@ StepProgram StepProgrammer::run(int64_t rows, int64_t first, int64_t& peak_bytes
   const Tensor hidden = planned_->model->forward(step);
   ops.end_layers();
   ops.begin_head();
-  planned_->model->logits(step, hidden.narrow(0, 0, 1), arena.take(DType::f32, {1, planned_->model->vocab()}));
+  const Tensor& lm_head = planned_->model->lm_head();
+  ops(LinearArgs{hidden.narrow(0, 0, 1), lm_head, arena.take(DType::f32, {1, lm_head.dim(0)})});
   if (world_ == 1) program.reduce_bytes = 0;
   OFL_ASSERT(program.layers.size() == spec_.layers.size());
   peak_bytes = arena.peak_bytes();

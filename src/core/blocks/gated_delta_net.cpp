@@ -72,8 +72,7 @@ void GatedDeltaNet::forward(const Step& step, const Tensor& x, const Tensor& y) 
                          .eps = eps_,
                          .gate = local_.output_gate,
                          .rounding = step.rounding()});
-  step.ops(LinearArgs{.x = mixed, .w = out_, .out = y});
-  step.all_reduce(y);
+  step.linear_all_reduce(mixed, out_, y);
 }
 
 }  // namespace offload

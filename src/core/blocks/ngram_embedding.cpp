@@ -50,27 +50,27 @@ NgramEmbedding::NgramEmbedding(const ModelSpec& spec, const NgramEmbeddingSpec& 
   layout.keep_recent_ids(hash_.context(), ngram.eos_id);
 }
 
-// A [rows, width] on the device: for each token the table rows of its n-grams side by side.
-Tensor NgramEmbedding::fetch_rows(const Step& step) {
+void NgramEmbedding::fetch(const Step& step) {
   const int64_t rows = step.rows();
-  const Tensor embedded = step.arena.take(step.dtype(), {rows, width_});
-  const Tensor staged = step.arena.take(table_ == nullptr ? DType::bf16 : table_->dtype(), {rows, width_});
+  fetched_ = step.arena.take(table_ == nullptr ? DType::bf16 : table_->dtype(), {rows, width_});
   row_ids_.resize(static_cast<size_t>(rows * hash_.heads()));
-  gathered_.resize(static_cast<size_t>(staged.bytes()));
-  if (!step.ops.planning()) {
-    const std::vector<int32_t>& recent = step.sequence.recent_ids();
-    hash_.row_ids(std::span(recent).last(static_cast<size_t>(hash_.context())), step.tokens, row_ids_);
-    table_->gather(row_ids_, gathered_);
-    step.backend.upload(gathered_, staged);
-  }
-  step.ops(CopyArgs{staged, embedded});
-  return embedded;
+  gathered_.resize(static_cast<size_t>(fetched_.bytes()));
+  if (step.ops.planning()) return;
+  const std::vector<int32_t>& recent = step.sequence.recent_ids();
+  hash_.row_ids(std::span(recent).last(static_cast<size_t>(hash_.context())), step.tokens, row_ids_);
+  Lane& lane = step.backend.copy_lane();
+  lane.call([](void* self) { static_cast<NgramEmbedding*>(self)->gather(); }, this);
+  lane.copy_in(gathered_, fetched_);
+  lane.record(event_);
 }
 
 void NgramEmbedding::add_to(const Step& step, const Tensor& stack) {
   const ArenaScope scope(step.arena);
   const int64_t rows = step.rows(), stack_width = streams_ * hidden_;
-  const Tensor projected = step.linear(fetch_rows(step), in_);
+  const Tensor embedded = step.arena.take(step.dtype(), {rows, width_});
+  if (!step.ops.planning()) step.backend.compute_lane().wait(event_);
+  step.ops(CopyArgs{fetched_, embedded});
+  const Tensor projected = step.linear(embedded, in_);
   const auto take = [&] { return step.arena.take(step.dtype(), {rows, stack_width}); };
   const auto norm = [&](const Tensor& x, const Tensor& w) {
     const Tensor out = take();

@@ -25,14 +25,22 @@ class NgramEmbedding {
   const std::string& table_stem() const { return table_stem_; }
   int64_t table_rows() const { return hash_.table_rows(); }
   int64_t table_columns() const { return width_ / hash_.heads(); }
-  // REQUIRES: before the first forward; rows and columns as above. The table outlives the model.
-  void set_table(HostTable& table) { table_ = &table; }
+  // REQUIRES: before the first forward; rows and columns as above. The table outlives the model. `event` of the backend
+  // is this block's own.
+  void set_table(HostTable& table, int event) {
+    table_ = &table;
+    event_ = event;
+  }
 
-  // stack [rows, streams * hidden] += the embedding of the step's tokens.
+  // At the start of a step: has the copy lane gather the rows of the step's tokens while the layers before this one
+  // run. Its tensor lives in the step's arena until add_to().
+  void fetch(const Step& step);
+
+  // stack [rows, streams * hidden] += the embedding of the step's tokens. REQUIRES: fetch() of this step.
   void add_to(const Step& step, const Tensor& stack);
 
  private:
-  Tensor fetch_rows(const Step& step);
+  void gather() { table_->gather(row_ids_, gathered_); }
 
   NgramHash hash_;
   std::string table_stem_;
@@ -42,6 +50,8 @@ class NgramEmbedding {
   Tensor norm_key_, norm_query_, norm_conv_, conv_;
   size_t history_ = 0;  // in SequenceState
   HostTable* table_ = nullptr;
+  int event_ = 0;
+  Tensor fetched_;  // [rows, width] of the table's type
   std::vector<int64_t> row_ids_;
   std::vector<std::byte> gathered_;
 };

@@ -139,8 +139,7 @@ void Qsa::forward(const Step& step, const Tensor& x, const Tensor& y) const {
                          .rounding = step.rounding()});
   step.ops(
       MulSigmoidArgs{.x = mixed, .gate = query_gate.narrow(2, head, head), .out = mixed, .rounding = step.rounding()});
-  step.ops(LinearArgs{.x = mixed.reshaped({rows, query_heads_ * head}), .w = out_, .out = y});
-  step.all_reduce(y);
+  step.linear_all_reduce(mixed.reshaped({rows, query_heads_ * head}), out_, y);
 }
 
 }  // namespace offload

@@ -81,8 +81,11 @@ void apply_yarn(const Fields& rope, double theta, RopeSpec& spec) {
   const auto correction = [&](double rotations) {
     return d * std::log(original / (2.0 * M_PI * rotations)) / (2.0 * std::log(theta));
   };
-  const double low = std::max(std::floor(correction(beta_fast)), 0.0);
-  double high = std::min(std::ceil(correction(beta_slow)), d - 1.0);
+  const double fast = correction(beta_fast), slow = correction(beta_slow);
+  rope.require(std::isfinite(fast) && std::isfinite(slow),
+               "original_max_position_embeddings, beta_fast and beta_slow give no finite YaRN ramp");
+  const double low = std::max(std::floor(fast), 0.0);
+  double high = std::min(std::ceil(slow), d - 1.0);
   if (high <= low) high = low + 0.001;
   for (size_t i = 0; i < spec.inv_freq.size(); ++i) {
     const float ramp = static_cast<float>(std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0));

@@ -30,8 +30,8 @@ ModelSpec model_spec(const Json& config, std::string_view origin) {
               known);
 }
 
-ModelSpec load_model_spec(const std::string& model_dir) {
-  const std::string path = model_dir + "/config.json";
+ModelSpec load_model_spec(const std::string& model) {
+  const std::string path = model.ends_with(".json") ? model : model + "/config.json";
   return model_spec(parse_json(read_text_file(path, kConfigBytesMax), printable(path, 4096)), printable(path, 4096));
 }
 

@@ -13,8 +13,8 @@ namespace offload {
 // Throws Error{input} naming the model type found and those supported.
 ModelSpec model_spec(const Json& config, std::string_view origin);
 
-// Reads `model_dir`/config.json. Throws Error{input}.
-ModelSpec load_model_spec(const std::string& model_dir);
+// Reads `model`/config.json, or `model` itself when its name ends in ".json". Throws Error{input}.
+ModelSpec load_model_spec(const std::string& model);
 
 }  // namespace offload
 

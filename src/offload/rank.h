@@ -1,0 +1,96 @@
+// RankContext: what one rank of a model owns: its device's memory, its part of the blocks, its experts' executor.
+//
+// Everything a step needs is allocated by load(); steps allocate nothing. After load() confined to the rank's thread.
+// Does not know the other ranks but through the collective.
+#ifndef OFFLOAD_OFFLOAD_RANK_H_
+#define OFFLOAD_OFFLOAD_RANK_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/collective.h"
+#include "core/model.h"
+#include "core/sequence.h"
+#include "offload/expert_executor.h"
+#include "offload/host_table.h"
+#include "offload/residency.h"
+
+namespace offload {
+
+struct RankOptions {
+  RankSlice slice;
+  Arithmetic arithmetic;
+  int64_t context = 0;
+  int64_t chunk = 0;
+  ExpertCacheOptions cache;
+};
+
+// Bytes of one rank on its device, before anything is allocated.
+struct RankMemory {
+  int64_t weights = 0, sequence = 0, workspace = 0, slots = 0;
+};
+
+class RankContext {
+ public:
+  // Rows that pass through lm_head at once.
+  static constexpr int64_t kLogitTile = 64;
+
+  // All references outlive the rank; `collective` is null for a world of one. Plans: validates every tensor's name and
+  // shape and counts every byte, allocates nothing. Throws Error.
+  RankContext(const ModelSpec& spec, const RankOptions& options, Backend& backend, Collective* collective,
+              const WeightSource& source, const Residency& residency);
+
+  const RankMemory& memory() const { return memory_; }
+  // The host tables that the model wants, in layer order: stem, rows, columns.
+  struct TableNeed {
+    std::string stem;
+    int64_t rows, columns;
+  };
+  const std::vector<TableNeed>& table_needs() const { return table_needs_; }
+
+  // Allocates and reads the dense weights. `tables` are those of table_needs(). Throws Error.
+  void load(std::span<HostTable* const> tables, const std::function<void(int64_t bytes)>& progress);
+
+  Backend& backend() const { return backend_; }
+  const StateLayout& layout() const { return layout_; }
+  const ExpertExecutor& executor() const { return executor_; }
+
+  // Advances `sequence` by `tokens`; logits() may be asked for until the next forward(). Throws Error{internal} when
+  // the ranks were not routed alike, Aborted when another rank failed.
+  void forward(SequenceState& sequence, std::span<const int32_t> tokens, const Model::LayerTap& tap);
+
+  // For rows [begin, begin + count) of the last forward: out[r * stride + v] for v in vocab(). REQUIRES: count <=
+  // kLogitTile.
+  void logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out);
+  Range vocab() const { return model_->vocab(); }
+
+ private:
+  Step step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first);
+  void drain_copies() noexcept;
+  void plan_steps(Model& model, const StateLayout& layout, Arena& arena);
+
+  const ModelSpec& spec_;
+  RankOptions options_;
+  Backend& backend_;
+  Collective* collective_;
+  const WeightSource& source_;
+  ExpertExecutor executor_;
+  StateLayout layout_;
+  RankMemory memory_;
+  std::vector<TableNeed> table_needs_;
+
+  int64_t arena_bytes_ = 0, scratch_bytes_ = 0;
+  Buffer weights_, workspace_, scratch_, slab_;
+  std::optional<Model> model_;
+  Tensor hidden_;
+  Arena arena_;
+  std::vector<float> staged_;  // [kLogitTile, vocab of this rank]
+};
+
+}  // namespace offload
+
+#endif  // OFFLOAD_OFFLOAD_RANK_H_

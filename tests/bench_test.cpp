@@ -1,0 +1,200 @@
+// offload-bench as its user meets it: what it prints, what it refuses, what it compares. No speed is asserted.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "child_process.h"
+#include "core/json.h"
+
+using namespace offload;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+const std::string kProgram = OFFLOAD_BENCH;
+const std::string kShapes = OFFLOAD_SOURCE_DIR "/configs/models/";
+
+Run run(const Arguments& arguments) {
+  return run_program(kProgram, arguments);
+}
+
+Json run_json(const Arguments& arguments) {
+  const Run result = run(arguments);
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  return parse_json(result.out, "standard output");
+}
+
+void refuses(const Arguments& arguments, std::string_view part, int exit_code = 2) {
+  const Run result = run(arguments);
+  CAPTURE(result.err);
+  CHECK(result.exit_code == exit_code);
+  CHECK(result.out.empty());
+  CHECK(result.err.find(part) != std::string::npos);
+}
+
+class ReportFile {
+ public:
+  explicit ReportFile(std::string_view text) {
+    std::string pattern = (fs::temp_directory_path() / "offload_bench_XXXXXX").string();
+    const int fd = mkstemp(pattern.data());
+    REQUIRE(fd >= 0);
+    path_ = pattern;
+    std::ofstream(path_, std::ios::binary) << text;
+  }
+  ReportFile(const ReportFile&) = delete;
+  ~ReportFile() { fs::remove(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::string report(std::string_view kind, std::string_view rows) {
+  return fmt::format(R"({{"kind": "{}", "rows": [{}]}})", kind, rows);
+}
+
+void check_report(const Json& json, std::string_view kind) {
+  CHECK(json.at("kind") == kind);
+  CHECK(json.at("command").get<std::string>().find("--json") != std::string::npos);
+  CHECK(json.at("commit") == "0123abc");
+  for (const char* key : {"cpu", "instruction_set", "cores", "threads", "memory_bytes", "governor", "clock_mhz",
+                          "load_before", "load_after"})
+    CHECK(json.at("machine").contains(key));
+  CHECK(json.at("machine").at("threads") == 1);
+  for (const char* key : {"read_gib_s", "fma_gflop_s"}) {
+    REQUIRE(json.at("roofs").at(key).size() == 2);
+    CHECK(json.at("roofs").at(key)[1].get<double>() > 0);
+  }
+  CHECK(json.at("roofs").at("drift").is_number());
+  CHECK(json.at("quotable").is_boolean());
+  for (const Json& row : json.at("rows")) {
+    CAPTURE(row.dump());
+    CHECK(row.at("min_s").get<double>() > 0);
+    CHECK(row.at("median_s") >= row.at("min_s"));
+    CHECK(row.at("max_s") >= row.at("median_s"));
+    CHECK(row.at("hash").get<std::string>().size() == 16);
+    for (const char* key :
+         {"name", "tokens", "n", "bytes", "flops", "gib_s", "gflop_s", "predicted_s", "bound", "fraction"})
+      CHECK(row.contains(key));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("op_cases_are_reported_as_json_with_the_documented_keys") {
+  const Arguments arguments{"ops", "--op",      "linear", "--case",   "linear/*", "--repeat",
+                            "2",   "--threads", "1",      "--commit", "0123abc",  "--json"};
+  const Json first = run_json(arguments);
+  check_report(first, "ops");
+  CHECK(first.at("rows").size() > 5);
+  CHECK(first.at("baseline_drift").is_null());
+  for (const Json& row : first.at("rows")) {
+    CHECK(row.at("name").get<std::string>().starts_with("linear/"));
+    CHECK(row.at("n") == 2);
+  }
+
+  const ReportFile file(first.dump());
+  const Json compared = run_json({"--compare", file.path(), file.path(), "--json"});
+  CHECK(compared.at("kind") == "comparison");
+  REQUIRE(compared.at("rows").size() == first.at("rows").size());
+  for (const Json& row : compared.at("rows")) {
+    CHECK(row.at("speedup") == 1.0);
+    CHECK(row.at("same_hash") == true);
+  }
+}
+
+TEST_CASE("a_model_is_measured_with_arms_in_turn_and_the_first_again_last") {
+  const Json json = run_json({"--prompt-tokens", "6", "--decode-tokens", "2", "--repeat", "1", "--warmup", "0",
+                              "--arms", "bf16,fp32", "--threads", "1", "--commit", "0123abc", "--json"});
+  check_report(json, "model");
+  REQUIRE(json.at("rows").size() == 6);
+  const char* names[] = {"prefill/bf16", "prefill/fp32", "prefill/bf16/2",
+                         "decode/bf16",  "decode/fp32",  "decode/bf16/2"};
+  for (size_t i = 0; i < 6; ++i) {
+    const Json& row = json.at("rows")[i];
+    CHECK(row.at("name") == names[i]);
+    CHECK(row.at("tokens") == (i < 3 ? 6 : 2));
+    for (const char* key : {"median_tok_s", "min_tok_s", "max_tok_s", "predicted_tok_s"}) CHECK(row.contains(key));
+  }
+  CHECK(json.at("rows")[0].at("hash") == json.at("rows")[2].at("hash"));
+  CHECK(json.at("rows")[0].at("hash") != json.at("rows")[1].at("hash"));
+  CHECK(json.at("baseline_drift").is_number());
+  CHECK(json.at("plan").at("model_type") == "qwen4_exp");
+}
+
+TEST_CASE("text_names_the_machine_the_command_and_each_case") {
+  const Run result = run({"ops", "--case", "add/*", "--repeat", "1", "--threads", "1"});
+  CHECK(result.exit_code == 0);
+  for (const char* part :
+       {"command    ", " ops --case 'add/*' --repeat 1", "machine    ", "roofs      ", "add/", "drift"})
+    CHECK_MESSAGE(result.out.find(part) != std::string::npos, part);
+}
+
+TEST_CASE("a_profile_gives_time_per_op_and_no_speed") {
+  const Json json = run_json({"--profile", "--prompt-tokens", "4", "--decode-tokens", "1", "--warmup", "0", "--json"});
+  CHECK(json.at("kind") == "profile");
+  REQUIRE(json.at("phases").size() == 2);
+  for (const Json& phase : json.at("phases")) {
+    double inside = 0;
+    bool has_linear = false;
+    for (const Json& op : phase.at("ops")) {
+      inside += op.at("seconds").get<double>();
+      has_linear = has_linear || op.at("op") == "linear";
+      CHECK(op.at("calls").get<int64_t>() > 0);
+    }
+    CHECK(has_linear);
+    CHECK(inside <= phase.at("wall_s").get<double>());
+  }
+}
+
+TEST_CASE("bad_flags_are_refused_by_name_before_anything_is_measured") {
+  refuses({"ops", "--op", "no_such_op"}, "no_such_op");
+  refuses({"ops", "--op", "no_such_op"}, "swiglu_experts");
+  refuses({"ops", "--repeat", "0"}, "--repeat is \"0\"");
+  refuses({"ops", "--profile"}, "--profile");
+  refuses({"ops", "--threads", "none"}, "--threads");
+  refuses({"--prompt-tokens", "0"}, "--prompt-tokens is \"0\"");
+  refuses({"--decode-tokens", "-1"}, "--decode-tokens is \"-1\"");
+  refuses({"--warmup", "x"}, "--warmup");
+  refuses({"--arms", "bf16,,bf16"}, "--arm \"\"");
+  refuses({"--arms", "bf16,magic"}, "magic");
+  refuses({"--prompt-tokens", "9", "--decode-tokens", "1", "--context", "9"}, "--context 9");
+  refuses({"--prompt-tokens", "40000"}, "32768 positions");
+  refuses({"--dry-run"}, "--dry-run");
+  refuses({"--no-such-flag"}, "--no-such-flag");
+  refuses({"--compare", "one.json"}, "--compare");
+  refuses({"--model", kShapes + "qwen3.8-flash-next.json"}, "is a file", 1);
+}
+
+TEST_CASE("reports_that_cannot_be_compared_are_refused") {
+  const std::string row = R"({"name": "a", "median_s": 1.5, "hash": "0"})";
+  const ReportFile good(report("ops", row)), model(report("model", row));
+  const auto refuses_text = [&](std::string_view text, std::string_view part) {
+    const ReportFile bad(text);
+    refuses({"--compare", good.path(), bad.path()}, part, 1);
+  };
+  refuses({"--compare", good.path(), "/nonexistent.json"}, "/nonexistent.json", 1);
+  refuses({"--compare", good.path(), model.path()}, "different kinds", 1);
+  refuses_text("", "");
+  refuses_text("[]", "kind and rows");
+  refuses_text(R"({"kind": "ops", "rows": 3})", "kind and rows");
+  refuses_text(report("ops", "3"), "no object");
+  refuses_text(report("ops", R"({"name": "a", "median_s": 0})"), "median_s");
+  refuses_text(report("ops", R"({"name": "a", "median_s": "1"})"), "median_s");
+  refuses_text(report("ops", R"({"median_s": 1})"), "name");
+}
+
+TEST_CASE("a_comparison_says_what_got_faster_and_what_changed_bits") {
+  const ReportFile a(report("ops", R"({"name": "x", "median_s": 3, "hash": "1"}, {"name": "gone", "median_s": 1})"));
+  const ReportFile b(report("ops", R"({"name": "x", "median_s": 2, "hash": "2"}, {"name": "new", "median_s": 1})"));
+  const Run result = run({"--compare", a.path(), b.path()});
+  CHECK(result.exit_code == 0);
+  CHECK(result.out.find("1.500x  other bits") != std::string::npos);
+  CHECK(result.out.find("only in " + a.path()) != std::string::npos);
+  CHECK(result.out.find("only in " + b.path()) != std::string::npos);
+}

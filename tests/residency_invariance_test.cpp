@@ -1,0 +1,225 @@
+// Where an expert's bytes are and when they move changes no bit: slots, policy, look-ahead, shard form and ranks.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <memory>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/cpu_ops.h"
+#include "cpu/thread_collective.h"
+#include "golden.h"
+#include "offload/engine.h"
+
+using namespace offload;
+
+namespace {
+
+struct World {
+  int ranks = 1;
+  ShardForm shard = ShardForm::expert;
+  ExpertCacheOptions cache = {};
+  Arithmetic arithmetic{DType::bf16, Rounding::fused};
+  int64_t chunk = 64;
+};
+
+// An engine on the demo over ranks that are threads.
+class Rig {
+ public:
+  // `before_load` and `prepare` are called for each rank's backend before and after the engine is made.
+  using Prepare = std::function<void(cpu::CpuBackend&, int rank)>;
+  explicit Rig(const World& world, const Prepare& prepare = {}, const Prepare& before_load = {}) : group_(world.ranks) {
+    EngineOptions options;
+    options.model_dir = Golden::model_dir();
+    options.context = 1024;
+    options.chunk = world.chunk;
+    options.load_threads = 1;
+    options.shard = world.shard;
+    options.cache = world.cache;
+    options.arithmetic = world.arithmetic;
+    std::vector<Backend*> backends;
+    std::vector<Collective*> ends;
+    for (int rank = 0; rank < world.ranks; ++rank) {
+      backends_.push_back(
+          std::make_unique<cpu::CpuBackend>(std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = 1})));
+      backends.push_back(backends_.back().get());
+      if (before_load) before_load(*backends_.back(), rank);
+      if (world.ranks > 1) {
+        ends_.push_back(group_.end(rank));
+        ends.push_back(ends_.back().get());
+      }
+    }
+    engine_ = std::make_unique<Engine>(options, Devices(backends, ends));
+    for (int rank = 0; rank < world.ranks && prepare; ++rank) prepare(*backends_[static_cast<size_t>(rank)], rank);
+  }
+
+  Engine& engine() { return *engine_; }
+
+  // Logits of every prompt row, then of each token of a forced chain.
+  std::vector<float> run(const GoldenPrompt& prompt, size_t chain_tokens) {
+    Sequence sequence = engine_->new_sequence();
+    std::vector<float> out;
+    const auto keep = [&](int64_t, std::span<const float> logits) {
+      out.insert(out.end(), logits.begin(), logits.end());
+    };
+    engine_->feed(sequence, prompt.ids, Engine::LogitRows::all, keep);
+    for (size_t i = 0; i < chain_tokens; ++i)
+      engine_->feed(sequence, std::span(prompt.fp32.tokens).subspan(i, 1), Engine::LogitRows::last, keep);
+    return out;
+  }
+
+ private:
+  cpu::ThreadGroup group_;
+  std::vector<std::unique_ptr<Collective>> ends_;
+  std::vector<std::unique_ptr<cpu::CpuBackend>> backends_;
+  std::unique_ptr<Engine> engine_;
+};
+
+const GoldenPrompt& long_chinese(const Golden& golden) {
+  return golden.prompts()[5];
+}
+
+constexpr size_t kChain = 24;
+// Ranks sum partial products in FP32, so that the arms differ from one rank's by the order of the sums alone.
+constexpr double kRanksAbsolute = 5e-4;
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(double{a[i]} - double{b[i]}));
+  return worst;
+}
+
+}  // namespace
+
+TEST_CASE("slots_policy_and_look_ahead_change_no_bit") {
+  const Golden golden;
+  const std::vector<float> expected = Rig({}).run(long_chinese(golden), kChain);
+  // 8 layers of 32 experts, 4 per token: one slot, one row's worth, a few, a layer's, more than all.
+  for (const int64_t slots : {1, 4, 11, 32, 100, 300})
+    for (const PolicyKind policy : {PolicyKind::lru, PolicyKind::adaptive})
+      for (const int lookahead : {0, 1, 2}) {
+        CAPTURE(slots);
+        CAPTURE(lookahead);
+        Rig rig({.cache = {.slots = slots, .policy = policy, .lookahead_layers = lookahead}});
+        CHECK(rig.run(long_chinese(golden), kChain) == expected);
+        const ExpertPolicy& used = *rig.engine().rank(0).executor().policy();
+        if (slots == 300) CHECK(used.counts(Phase::decode).hits > used.counts(Phase::decode).misses);
+      }
+}
+
+TEST_CASE("a_dawdling_copy_lane_changes_no_bit") {
+  const Golden golden;
+  const std::vector<float> expected = Rig({}).run(golden.prompts().front(), kChain);
+  std::atomic<int> copies = 0;
+  Rig rig({.cache = {.slots = 6, .lookahead_layers = 2}}, [&](cpu::CpuBackend& backend, int) {
+    backend.lanes().set_before_copy([&] {
+      if (++copies % 5 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    });
+  });
+  CHECK(rig.run(golden.prompts().front(), kChain) == expected);
+  CHECK(copies > 0);
+}
+
+TEST_CASE("ranks_agree_with_one_rank_and_with_the_published_numbers_and_repeat_their_own_bits") {
+  const Golden golden;
+  const GoldenPrompt& prompt = long_chinese(golden);
+  const Arithmetic fp32{DType::f32, Rounding::fused};
+  const std::vector<float> one = Rig({.arithmetic = fp32}).run(prompt, kChain);
+  for (const ShardForm shard : {ShardForm::expert, ShardForm::slice})
+    for (const int ranks : {2, 4}) {
+      CAPTURE(ranks);
+      Rig rig({.ranks = ranks, .shard = shard, .arithmetic = fp32});
+      const std::vector<float> logits = rig.run(prompt, kChain);
+      CHECK(largest_difference(logits, one) <= kRanksAbsolute);
+      CHECK(rig.run(prompt, kChain) == logits);
+      const GoldenTensor last = golden.tensor(prompt.name + ".last_logits_fp32");
+      const auto vocab = static_cast<size_t>(last.columns);
+      for (int64_t i = 0; i < 4; ++i)
+        for (size_t v = 0; v < vocab; ++v)
+          REQUIRE(std::abs(logits[(prompt.ids.size() - 4 + static_cast<size_t>(i)) * vocab + v] - last.row(i)[v]) <=
+                  kRanksAbsolute);
+    }
+}
+
+TEST_CASE("caches_of_ranks_change_no_bit_of_their_world") {
+  const Golden golden;
+  for (const ShardForm shard : {ShardForm::expert, ShardForm::slice}) {
+    const std::vector<float> expected = Rig({.ranks = 2, .shard = shard}).run(golden.prompts().front(), kChain);
+    for (const int64_t slots : {2, 40}) {
+      Rig rig({.ranks = 2, .shard = shard, .cache = {.slots = slots}});
+      CHECK(rig.run(golden.prompts().front(), kChain) == expected);
+    }
+  }
+}
+
+TEST_CASE("a_copy_that_fails_ends_the_feed_with_its_own_error_on_every_world_and_hangs_nothing") {
+  const Golden golden;
+  for (const int ranks : {1, 2, 4}) {
+    for (const int nth : {1, 2, 50}) {
+      std::atomic<int> copies = 0;
+      Rig rig({.ranks = ranks, .cache = {.slots = 6}}, [&](cpu::CpuBackend& backend, int rank) {
+        if (rank != ranks - 1) return;
+        backend.lanes().set_before_copy([&] {
+          if (++copies == nth) throw Error(ErrorCode::device, "the link broke");
+        });
+      });
+      try {
+        rig.run(golden.prompts().front(), 4);
+        FAIL("no error");
+      } catch (const Error& error) {
+        CHECK(error.message() == "the link broke");
+      }
+      // The device is lost: every later step says so again instead of computing on what did not arrive.
+      CHECK_THROWS_AS(rig.run(golden.prompts().front(), 1), Error);
+    }
+  }
+}
+
+TEST_CASE("an_allocation_that_fails_ends_the_load_or_the_sequence_with_its_own_error") {
+  const Golden golden;
+  for (const int ranks : {1, 2}) {
+    int nth = 1, failures = 0;
+    for (bool passed = false; !passed; ++nth) {
+      int allocations = 0;
+      try {
+        Rig rig({.ranks = ranks, .cache = {.slots = 6}}, {}, [&](cpu::CpuBackend& backend, int) {
+          backend.set_before_allocate([&] {
+            if (++allocations == nth) throw Error(ErrorCode::resource, "no memory");
+          });
+        });
+        rig.run(golden.prompts().front(), 1);
+        passed = true;
+      } catch (const Error& error) {
+        CHECK(error.message() == "no memory");
+        ++failures;
+      }
+      REQUIRE(nth < 100);
+    }
+    CHECK(failures == ranks * 5);  // weights, workspace, op scratch, expert slots; then the sequence
+  }
+}
+
+TEST_CASE("an_interrupted_step_leaves_a_world_that_can_start_again") {
+  const Golden golden;
+  const GoldenPrompt& prompt = golden.prompts().front();
+  Rig rig({.ranks = 2, .cache = {.slots = 20}});
+  const std::vector<float> expected = rig.run(prompt, 4);
+  Sequence sequence = rig.engine().new_sequence();
+  const auto ignore = [](int64_t, std::span<const float>) {};
+  const auto stop_at_layer_3 = [](size_t layer, const Tensor&) {
+    if (layer == 3) throw Error(ErrorCode::interrupted, "interrupted");
+  };
+  CHECK_THROWS_AS(rig.engine().feed(sequence, prompt.ids, Engine::LogitRows::last, ignore, stop_at_layer_3), Error);
+  CHECK(rig.run(prompt, 4) == expected);
+}
+
+TEST_CASE("worlds_that_the_model_cannot_be_split_over_are_refused_with_those_that_it_can") {
+  try {
+    Rig rig({.ranks = 3});
+    FAIL("three ranks were accepted");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::usage);
+    for (const char* part : {"--tp 3", "4 query heads", "1, 2, 4"})
+      CHECK(error.message().find(part) != std::string::npos);
+  }
+}

@@ -1,0 +1,186 @@
+#include "bench_model.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/models/registry.h"
+#include "offload/engine.h"
+#include "run_report.h"
+#include "terminal.h"
+
+namespace offload::tools {
+namespace {
+
+constexpr std::string_view kProgram = "offload-bench";
+
+// A phase of one run.
+struct Phase {
+  double seconds = 0;
+  Cost cost;
+  BenchHash hash;
+};
+
+class Watch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+
+ private:
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
+// One arm: its engine and one sequence that starts again for each run.
+class ModelBench::Runner {
+ public:
+  struct Result {
+    Phase prefill, decode;
+  };
+
+  Runner(const Settings& settings, const ModelBenchOptions& options)
+      : arm_(settings.arm), options_(options), backend_(make_backend(settings)) {
+    LoadProgress progress(std::string(kProgram), printable(settings.model_dir, 4096));
+    EngineOptions engine_options = settings.engine_options();
+    if (engine_options.context == 0) {
+      engine_options.context = options.prompt_tokens + options.decode_tokens;
+      // The engine's own message would name a flag that was not given.
+      const ModelSpec spec = load_model_spec(settings.model_dir);
+      if (engine_options.context > spec.context_max)
+        throw_error(ErrorCode::usage, "--prompt-tokens {} and --decode-tokens {} exceed the model's {} positions",
+                    options.prompt_tokens, options.decode_tokens, spec.context_max);
+    }
+    engine_options.progress = [&](int64_t done_bytes, int64_t total_bytes) {
+      stop_if_interrupted();
+      progress.update(done_bytes, total_bytes);
+    };
+    engine_.emplace(engine_options, *backend_);
+    progress.finish();
+    if (options.prompt_tokens + options.decode_tokens > engine_->context())
+      throw_error(ErrorCode::usage, "--prompt-tokens {} and --decode-tokens {} exceed --context {}",
+                  options.prompt_tokens, options.decode_tokens, engine_->context());
+    sequence_.emplace(engine_->new_sequence());
+    for (int64_t i = 0; i < options.prompt_tokens; ++i)  // Knuth's multiplicative hash spreads the ids
+      prompt_.push_back(static_cast<int32_t>((uint64_t{2654435761u} * static_cast<uint64_t>(i + 1) >> 8) %
+                                             static_cast<uint64_t>(engine_->spec().vocab)));
+  }
+
+  const std::string& arm() const { return arm_; }
+  const Engine& engine() const { return *engine_; }
+
+  Result run(OpObserver* prefill_observer = nullptr, OpObserver* decode_observer = nullptr) {
+    Result result;
+    sequence_->reset();
+    int32_t next = 0;
+    result.prefill = phase(prefill_observer, [&](BenchHash& hash) { next = feed(prompt_, hash); });
+    result.decode = phase(decode_observer, [&](BenchHash& hash) {
+      for (int64_t i = 0; i < options_.decode_tokens; ++i) next = feed(std::span(&next, 1), hash);
+    });
+    return result;
+  }
+
+ private:
+  template <typename Body>
+  Phase phase(OpObserver* observer, const Body& body) {
+    Ops& ops = backend_->ops();
+    ops.reset_cost();
+    ops.set_observer(observer);
+    Phase phase;
+    const Watch watch;
+    body(phase.hash);
+    phase.seconds = watch.seconds();
+    phase.cost = ops.total_cost();
+    ops.set_observer(nullptr);
+    return phase;
+  }
+
+  // The token of largest logit behind `tokens`.
+  int32_t feed(std::span<const int32_t> tokens, BenchHash& hash) {
+    int32_t next = 0;
+    engine_->feed(
+        *sequence_, tokens, Engine::LogitRows::last,
+        [&](int64_t, std::span<const float> logits) {
+          hash.add(std::as_bytes(logits));
+          next = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+        },
+        [](size_t, const Tensor&) { stop_if_interrupted(); });
+    return next;
+  }
+
+  std::string arm_;
+  ModelBenchOptions options_;
+  std::unique_ptr<Backend> backend_;
+  std::optional<Engine> engine_;
+  std::optional<SequenceState> sequence_;
+  std::vector<int32_t> prompt_;
+};
+
+ModelBench::ModelBench(std::vector<Settings> arms, const ModelBenchOptions& options)
+    : arms_(std::move(arms)), options_(options) {
+  OFL_ASSERT(!arms_.empty());
+  for (const Settings& settings : arms_) {
+    const bool known = std::any_of(runners_.begin(), runners_.end(),
+                                   [&](const auto& runner) { return runner->arm() == settings.arm; });
+    if (!known) runners_.push_back(std::make_unique<Runner>(settings, options_));
+  }
+}
+
+ModelBench::~ModelBench() = default;
+
+ModelBench::Runner& ModelBench::runner_of(const Settings& settings) {
+  return **std::find_if(runners_.begin(), runners_.end(),
+                        [&](const auto& runner) { return runner->arm() == settings.arm; });
+}
+
+void ModelBench::warm_up() {
+  for (int64_t i = 0; i < options_.warmup; ++i)
+    for (const auto& runner : runners_) runner->run();
+}
+
+ModelBenchResult ModelBench::run() {
+  const auto add = [](BenchRow& row, const Phase& phase) {
+    if (!row.seconds.empty() && row.hash != phase.hash.value())
+      throw_error(ErrorCode::internal, "{}: two runs gave different logits ({:016x}, {:016x})", row.name, row.hash,
+                  phase.hash.value());
+    row.hash = phase.hash.value();
+    row.cost = phase.cost;
+    row.seconds.push_back(phase.seconds);
+  };
+  std::vector<BenchRow> prefill, decode;
+  for (size_t i = 0; i < arms_.size(); ++i) {
+    const auto earlier = std::count_if(arms_.begin(), arms_.begin() + static_cast<std::ptrdiff_t>(i),
+                                       [&](const Settings& other) { return other.arm == arms_[i].arm; });
+    const std::string name = arms_[i].arm + (earlier > 0 ? fmt::format("/{}", earlier + 1) : "");
+    prefill.push_back({.name = "prefill/" + name, .tokens = options_.prompt_tokens});
+    decode.push_back({.name = "decode/" + name, .tokens = options_.decode_tokens});
+  }
+  warm_up();
+  for (int64_t round = 0; round < options_.repeat; ++round) {
+    for (size_t i = 0; i < arms_.size(); ++i) {
+      const Runner::Result result = runner_of(arms_[i]).run();
+      add(prefill[i], result.prefill);
+      add(decode[i], result.decode);
+    }
+  }
+
+  ModelBenchResult result;
+  result.plan = plan_json(arms_.front(), runners_.front()->engine());
+  const auto moved = [](const std::vector<BenchRow>& rows) {
+    return drift(median(rows.front().seconds), median(rows.back().seconds));
+  };
+  if (arms_.size() > 1 && arms_.front().arm == arms_.back().arm)
+    result.baseline_drift = options_.decode_tokens > 0 ? std::max(moved(prefill), moved(decode)) : moved(prefill);
+  result.rows = std::move(prefill);
+  if (options_.decode_tokens > 0) result.rows.insert(result.rows.end(), decode.begin(), decode.end());
+  return result;
+}
+
+ModelBench::Profile ModelBench::profile() {
+  warm_up();
+  Profile profile;
+  const Runner::Result result = runners_.front()->run(&profile.prefill, &profile.decode);
+  profile.prefill_s = result.prefill.seconds;
+  profile.decode_s = result.decode.seconds;
+  return profile;
+}
+
+}  // namespace offload::tools

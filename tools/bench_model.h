@@ -1,0 +1,58 @@
+// offload-bench: prefill and decode of a model, arms interleaved, the first measured again at the end.
+//
+// The prompt is made up, decoding is greedy, so every run of an arm computes the same: results that differ in a bit end
+// the benchmark. Each distinct arm loads the model for itself, side by side.
+#ifndef OFFLOAD_TOOLS_BENCH_MODEL_H_
+#define OFFLOAD_TOOLS_BENCH_MODEL_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench_report.h"
+
+namespace offload::tools {
+
+struct ModelBenchOptions {
+  int64_t prompt_tokens = 0;
+  int64_t decode_tokens = 0;
+  int64_t repeat = 0;  // rounds over all arms
+  int64_t warmup = 0;  // rounds before, not counted
+};
+
+struct ModelBenchResult {
+  std::vector<BenchRow> rows;  // "prefill/ARM", "decode/ARM", and "/2" behind the second of the same arm
+  std::optional<double> baseline_drift;
+  OrderedJson plan;
+};
+
+class ModelBench {
+ public:
+  // One entry per place of --arms: all equal but for the arm. Loads. Throws Error.
+  ModelBench(std::vector<Settings> arms, const ModelBenchOptions& options);
+  ~ModelBench();
+
+  ModelBenchResult run();
+
+  // Attribution, of the first arm: a run of its own with each op watched.
+  struct Profile {
+    OpProfile prefill, decode;
+    double prefill_s = 0, decode_s = 0;
+  };
+  Profile profile();
+
+ private:
+  class Runner;
+  Runner& runner_of(const Settings& settings);
+  void warm_up();
+
+  std::vector<Settings> arms_;
+  ModelBenchOptions options_;
+  std::vector<std::unique_ptr<Runner>> runners_;  // one per distinct arm
+};
+
+}  // namespace offload::tools
+
+#endif  // OFFLOAD_TOOLS_BENCH_MODEL_H_
