@@ -8,6 +8,7 @@
 #include "common.h"
 #include "core/backend.h"
 #include "core/collective.h"
+#include "offload/probe.h"
 
 namespace offload::tools {
 
@@ -38,6 +39,9 @@ Roofs measure_roofs(const Settings& settings);
 
 // "avx2", ...: the kernels that make_backend's backend uses.
 std::string_view instruction_set(const Settings& settings);
+
+// Measurements of this host's cores with so many threads.
+ProbeFunctions host_probe(int threads);
 
 }  // namespace offload::tools
 

@@ -1,0 +1,74 @@
+// TraceBuffer: what ran when on which lane, kept in memory sized up front and written as a file that ui.perfetto.dev
+// and chrome://tracing open.
+//
+// Owns its events. Recording allocates nothing: a full buffer drops what comes and counts it. Names are views of text
+// that outlives the buffer (string literals). Confined to the thread that records; trace_json() merges the buffers of
+// several ranks after they have stopped. Does NOT read a clock: the caller states all times, from one origin.
+#ifndef OFFLOAD_OFFLOAD_TRACE_H_
+#define OFFLOAD_OFFLOAD_TRACE_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base.h"
+
+namespace offload {
+
+// What an event is about; fields below 0 are left out of the file.
+struct TraceSubject {
+  int32_t layer = -1, expert = -1, rows = -1;
+  int64_t bytes = -1;
+};
+
+class TraceBuffer {
+ public:
+  // A lane is one thread of the viewer; `process` groups lanes ("rank 0", "host").
+  struct Lane {
+    std::string process, name;
+  };
+
+  // REQUIRES: events_max >= 0.
+  TraceBuffer(std::vector<Lane> lanes, int64_t events_max);
+
+  // Events of one lane may contain one another but not overlap otherwise. REQUIRES: begin_ns <= end_ns, a lane of this
+  // buffer.
+  void complete(int32_t lane, std::string_view name, int64_t begin_ns, int64_t end_ns,
+                const TraceSubject& subject = {});
+  // The value of `name` from `at_ns` on.
+  void counter(int32_t lane, std::string_view name, int64_t at_ns, int64_t value);
+
+  int64_t events() const { return static_cast<int64_t>(events_.size()); }
+  int64_t dropped() const { return dropped_; }
+  // Forgets the events, keeps the memory.
+  void clear();
+
+ private:
+  friend std::string trace_json(std::span<const TraceBuffer* const> buffers);
+  enum class Kind : uint8_t { complete, counter };
+  struct Event {
+    std::string_view name;
+    int64_t begin_ns, end_ns;  // counter: end_ns is the value
+    TraceSubject subject;
+    int32_t lane;
+    Kind kind;
+  };
+
+  bool take_room();
+
+  std::vector<Lane> lanes_;
+  std::vector<Event> events_;
+  int64_t events_max_, dropped_ = 0;
+};
+
+// One document in the trace event format: metadata, then events by lane and time, outer ones first. Lanes of equal
+// process share a pid.
+std::string trace_json(std::span<const TraceBuffer* const> buffers);
+// Throws Error{input} with the system's reason.
+void write_trace_json(std::span<const TraceBuffer* const> buffers, const std::string& path);
+
+}  // namespace offload
+
+#endif  // OFFLOAD_OFFLOAD_TRACE_H_

@@ -1,0 +1,173 @@
+#include "offload/trace.h"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <new>
+
+#include "core/json.h"
+#include "offload/simulator.h"
+#include "simulation_cases.h"
+
+using namespace offload;
+
+namespace {
+
+int64_t allocations = 0;
+
+}  // namespace
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
+  throw std::bad_alloc();
+}
+// Not inlined: GCC would see free() beside a new expression and call it a mismatch.
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+
+namespace {
+
+Json parsed(std::initializer_list<const TraceBuffer*> buffers) {
+  const std::vector<const TraceBuffer*> list(buffers);
+  return parse_json(trace_json(list), "trace");
+}
+
+int64_t nanoseconds(const Json& microseconds) {
+  return std::llround(microseconds.get<double>() * 1000);
+}
+
+// By lane: times never go back, and an event lies inside the one that is open or begins after its end.
+void check_lanes(const Json& document) {
+  std::map<int64_t, std::vector<std::pair<int64_t, int64_t>>> open;
+  std::map<int64_t, int64_t> last;
+  for (const Json& event : document["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    const auto tid = event["tid"].get<int64_t>();
+    const int64_t begin = nanoseconds(event["ts"]), end = begin + nanoseconds(event["dur"]);
+    REQUIRE(begin >= last[tid]);
+    last[tid] = begin;
+    auto& stack = open[tid];
+    while (!stack.empty() && stack.back().second <= begin) stack.pop_back();
+    if (!stack.empty()) REQUIRE(end <= stack.back().second);
+    stack.push_back({begin, end});
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a_trace_is_json_with_processes_threads_and_nanoseconds") {
+  TraceBuffer buffer({{"rank 0", "compute"}, {"rank 0", "copy"}, {"host \"a\"\n", "cores"}}, 16);
+  buffer.complete(1, "copy", 1, 1001, {.layer = 2, .expert = 3, .bytes = 4});
+  buffer.complete(2, "expert", 5, 5);
+  buffer.counter(0, "slots", 7, 42);
+  const Json document = parsed({&buffer});
+  std::map<std::string, int64_t> seen;
+  for (const Json& event : document["traceEvents"]) {
+    ++seen[event["ph"].get<std::string>()];
+    if (event["name"] == "copy") {
+      CHECK(event["ts"] == 0.001);
+      CHECK(event["dur"] == 1.0);
+      CHECK(event["tid"] == 1);
+      CHECK(event["args"] == Json({{"layer", 2}, {"expert", 3}, {"bytes", 4}}));
+    }
+    if (event["name"] == "expert") CHECK(event["args"] == Json::object());
+    if (event["ph"] == "C") CHECK(event["args"]["value"] == 42);
+  }
+  CHECK(seen["M"] == 5);  // two processes, three threads
+  CHECK(seen["X"] == 2);
+  CHECK(seen["C"] == 1);
+  CHECK(document["otherData"]["dropped_events"] == 0);
+}
+
+TEST_CASE("events_come_out_by_time_with_outer_ones_first") {
+  TraceBuffer buffer({{"p", "t"}}, 8);
+  buffer.complete(0, "inner", 10, 20);
+  buffer.complete(0, "outer", 10, 40);
+  buffer.complete(0, "last", 40, 41);
+  buffer.complete(0, "first", 0, 10);
+  const Json document = parsed({&buffer});
+  check_lanes(document);
+  std::string order;
+  for (const Json& event : document["traceEvents"])
+    if (event["ph"] == "X") order += event["name"].get<std::string>() + " ";
+  CHECK(order == "first outer inner last ");
+}
+
+TEST_CASE("buffers_of_several_ranks_share_processes_by_name_and_never_threads") {
+  TraceBuffer a({{"rank 0", "compute"}, {"host", "cores"}}, 2), b({{"rank 1", "compute"}, {"host", "disk"}}, 2);
+  a.complete(0, "x", 0, 1);
+  b.complete(0, "x", 0, 1);
+  std::map<int64_t, int64_t> pid_of_tid;
+  std::map<std::string, int64_t> names;
+  const Json document = parsed({&a, &b});
+  for (const Json& event : document["traceEvents"]) {
+    if (event["name"] == "process_name") ++names[event["args"]["name"].get<std::string>()];
+    if (event["name"] == "thread_name")
+      CHECK(pid_of_tid.emplace(event["tid"].get<int64_t>(), event["pid"].get<int64_t>()).second);
+  }
+  CHECK(names == std::map<std::string, int64_t>{{"rank 0", 1}, {"rank 1", 1}, {"host", 1}});
+  CHECK(pid_of_tid[1] == pid_of_tid[3]);
+}
+
+TEST_CASE("a_full_buffer_drops_and_counts_and_an_empty_one_is_a_document") {
+  TraceBuffer buffer({{"p", "t"}}, 2);
+  CHECK(parsed({&buffer})["traceEvents"].size() == 2);
+  for (int i = 0; i < 5; ++i) buffer.complete(0, "x", i, i + 1);
+  CHECK(buffer.events() == 2);
+  CHECK(buffer.dropped() == 3);
+  CHECK(parsed({&buffer})["otherData"]["dropped_events"] == 3);
+  buffer.clear();
+  CHECK(buffer.events() == 0);
+  CHECK(buffer.dropped() == 0);
+  CHECK(parsed({})["traceEvents"].empty());
+}
+
+TEST_CASE("recording_allocates_nothing") {
+  TraceBuffer buffer({{"p", "t"}}, 100);
+  const int64_t before = allocations;
+  for (int i = 0; i < 200; ++i) {
+    buffer.complete(0, "x", i, i + 1, {.layer = i});
+    buffer.counter(0, "c", i, i);
+  }
+  buffer.clear();
+  CHECK(allocations == before);
+  CHECK(buffer.events() == 0);
+}
+
+TEST_CASE("a_simulation_fills_its_lanes_monotone_and_to_the_reported_length") {
+  const StepProgrammer programmer(published_model(), 4, 4096);
+  const CostModel costs(published_machine(), GemmMath::bf16, 4);
+  RoutingTrace trace(programmer.routing_shape());
+  append_balanced_steps(trace, 2);
+  SimOptions options;
+  options.policy.slots = 64;
+  TraceBuffer buffer(simulation_lanes(4), 1 << 16);
+  const Simulation result = simulate(costs, programmer, options, trace, {.trace = &buffer, .on_event = {}});
+  CHECK(buffer.dropped() == 0);
+  const Json document = parsed({&buffer});
+  check_lanes(document);
+  int64_t end = 0, copied = 0;
+  for (const Json& event : document["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    if (event["name"] != "look_ahead") end = std::max(end, nanoseconds(event["ts"]) + nanoseconds(event["dur"]));
+    if (event["name"] == "copy" || event["name"] == "look_ahead") copied += event["args"]["bytes"].get<int64_t>();
+  }
+  CHECK(end == result.decode.ns);
+  CHECK(copied == result.decode.copied_bytes);
+}
+
+TEST_CASE("a_trace_that_cannot_be_written_is_refused_with_the_reason") {
+  const TraceBuffer buffer({{"p", "t"}}, 1);
+  const TraceBuffer* one = &buffer;
+  CHECK_THROWS_WITH_AS(write_trace_json({&one, 1}, "/nonexistent/t.json"),
+                       "/nonexistent/t.json: No such file or directory", Error);
+  CHECK_THROWS_AS(write_trace_json({&one, 1}, "/dev/full"), Error);
+}

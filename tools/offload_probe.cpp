@@ -1,0 +1,84 @@
+// offload-probe: measures this machine and writes the file that offload-plan reads.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <ctime>
+#include <fstream>
+#include <thread>
+
+#include "backends.h"
+#include "common.h"
+#include "terminal.h"
+
+namespace offload::tools {
+namespace {
+
+constexpr std::string_view kProgram = "offload-probe";
+
+struct ProbeFlags {
+  std::string out, threads, disk_file, name;
+};
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
+}
+
+// Beside the target first, so that a failed write leaves an old file alone.
+void write_file(const std::string& path, std::string_view text) {
+  const std::string draft = path + ".new";
+  std::ofstream file(draft, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file || std::rename(draft.c_str(), path.c_str()) != 0) {
+    const int reason = errno;
+    unlink(draft.c_str());
+    throw_error(ErrorCode::input, "-o {}: {}", printable(path, 4096), std::strerror(reason));
+  }
+}
+
+int run(const ProbeFlags& flags) {
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  const auto threads =
+      static_cast<int>(flags.threads.empty() ? cores : parse_integer("--threads", flags.threads, 1, 4096));
+  const ProbeOptions options{.name = flags.name.empty() ? fmt::format("this machine, {} threads", threads) : flags.name,
+                             .when = fmt::format("{} by {} --threads {}", today(), kProgram, threads),
+                             .disk_file = flags.disk_file};
+  const Machine machine = probe_machine(host_probe(threads), options, [](std::string_view what) {
+    stop_if_interrupted();
+    say(kProgram, fmt::format("measuring {}", what));
+  });
+  const std::string text = machine_text(machine);
+  parse_machine(text, "the measured machine");  // what a reader would refuse is never written
+  if (flags.out.empty()) {
+    write_output(text);
+  } else {
+    write_file(flags.out, text);
+    say(kProgram, fmt::format("wrote {}; use it with offload-plan --machine", printable(flags.out, 4096)));
+  }
+  return 0;
+}
+
+int run_main(int argc, char** argv) {
+  CLI::App app(
+      "Measures this machine's memory, cores and disk for some ten seconds and writes a machine file. Run it while the "
+      "machine is idle. Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
+      std::string(kProgram));
+  ProbeFlags flags;
+  app.add_option("-o", flags.out, "the machine file; default: standard output")->type_name("FILE.json");
+  app.add_option("--threads", flags.threads, "cores to use; default: all")->type_name("N");
+  app.add_option("--disk-file", flags.disk_file, "a large file on the disk to measure; default: the disk is left out")
+      ->type_name("FILE");
+  app.add_option("--name", flags.name, "of the machine, for reports")->type_name("TEXT");
+  if (!parse_flags(app, argc, argv)) return 0;
+  return run(flags);
+}
+
+}  // namespace
+}  // namespace offload::tools
+
+int main(int argc, char** argv) {
+  return offload::tools::run_tool(offload::tools::kProgram, [&] { return offload::tools::run_main(argc, argv); });
+}
