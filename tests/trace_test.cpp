@@ -25,6 +25,11 @@ int64_t allocations = 0;
   if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
   throw std::bad_alloc();
 }
+// stable_sort's; else it would be taken from the system's and given back to ours.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  ++allocations;
+  return std::malloc(bytes > 0 ? bytes : 1);
+}
 // Not inlined: GCC would see free() beside a new expression and call it a mismatch.
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
