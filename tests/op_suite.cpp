@@ -281,10 +281,10 @@ void HostMirror::release_all() {
   blocks_.clear();
 }
 void HostMirror::upload(void* device, const void* host, int64_t bytes) {
-  std::memcpy(device, host, static_cast<size_t>(bytes));
+  if (bytes > 0) std::memcpy(device, host, static_cast<size_t>(bytes));
 }
 void HostMirror::download(void* host, const void* device, int64_t bytes) {
-  std::memcpy(host, device, static_cast<size_t>(bytes));
+  if (bytes > 0) std::memcpy(host, device, static_cast<size_t>(bytes));
 }
 
 }  // namespace offload
