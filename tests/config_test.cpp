@@ -376,15 +376,24 @@ TEST_CASE("numbers_that_no_double_holds_are_refused_by_the_parser") {
   }
 }
 
-TEST_CASE("sizes_that_no_machine_has_are_parsed_without_being_allocated") {
-  // Each is in its range; the largest product is refused later, against the tensors of the file.
+TEST_CASE("sizes_that_no_machine_has_are_refused_or_parsed_without_being_allocated") {
   Json config = with("hidden_size", 1 << 20);
   config["vocab_size"] = 1 << 24;
+  config["ngram_vocab_size_base"] = int64_t{1} << 32;
+  CHECK(spec_of(config).hidden == 1 << 20);
   config["num_hidden_layers"] = 4096;
   config["num_experts"] = 1 << 20;
   config["moe_intermediate_size"] = 1 << 20;
-  config["ngram_vocab_size_base"] = int64_t{1} << 32;
-  const ModelSpec spec = spec_of(config);
-  CHECK(spec.layers.size() == 4096);
+  CHECK(contains(refusal(config), "num_experts * moe_intermediate_size"));
   CHECK(contains(refusal(with("num_hidden_layers", 4097)), "num_hidden_layers is 4097, expected 1 to 4096"));
+}
+
+TEST_CASE("n_gram_primes_are_bounded_so_that_no_config_stalls_the_load") {
+  Json config = with("heads_per_ngram", 64);
+  config["ngram_size"] = 8;
+  config["ple_embed_dim"] = 7 * 64;
+  config["ple_layer_ids"] = {1, 2};
+  CHECK(spec_of(config).layers[1].ngram.has_value());
+  config["ple_layer_ids"] = {1, 2, 3};
+  CHECK(contains(refusal(config), "heads_per_ngram above 1024"));
 }

@@ -213,6 +213,11 @@ void add_ngram_layers(const Fields& config, ModelSpec& spec) {
                  "ngram_size must be at most 8 and heads_per_ngram at most 64");
   config.require(ngram.width % ((ngram.ngram_size - 1) * ngram.heads_per_ngram) == 0,
                  "ple_embed_dim must be divisible by (ngram_size - 1) * heads_per_ngram");
+  // Every layer takes its own primes, found one after another: bounded, so that a hostile file cannot stall a load.
+  constexpr int64_t kPrimesMax = 1024;
+  config.require(
+      static_cast<int64_t>(ids.size()) * (ngram.ngram_size - 1) * ngram.heads_per_ngram <= kPrimesMax,
+      fmt::format("ple_layer_ids * (ngram_size - 1) * heads_per_ngram above {} is not supported", kPrimesMax));
   for (const int64_t id : ids) {
     spec.layers[static_cast<size_t>(id - 1)].ngram = ngram;
     ++ngram.ordinal;
@@ -257,6 +262,11 @@ ModelSpec qwen4_exp_spec(const Json& document, std::string_view origin) {
     spec.layers.push_back(std::move(layer));
   }
   add_ngram_layers(config, spec);
+  // Byte counts of all experts stay inside 63 bits.
+  const double elements = 3.0 * static_cast<double>(layers) * static_cast<double>(moe.experts) *
+                          static_cast<double>(moe.intermediate) * static_cast<double>(spec.hidden);
+  config.require(elements < 0x1p56,
+                 "num_hidden_layers * num_experts * moe_intermediate_size * hidden_size is too large");
   return spec;
 }
 
