@@ -104,7 +104,9 @@ TEST_CASE("the_demo_template_gives_its_golden_prompts") {
 
 TEST_CASE("reported_template_bugs_do_not_occur_here") {
   const OrderedJson cases = data("cases.json");
-  for (const auto& [name, row] : cases.items()) {
+  for (const auto& item : cases.items()) {
+    const std::string& name = item.key();
+    const OrderedJson& row = item.value();
     CAPTURE(name);
     const auto source = row["template"].get<std::string>();
     const OrderedJson& messages = row["input"]["messages"];

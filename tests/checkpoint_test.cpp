@@ -187,7 +187,8 @@ void check_row(const std::string& path, const std::string& file_name, const Json
   if (row.contains("tensors")) CHECK(tensors == row["tensors"]);
   if (!row.contains("values")) return;
   CHECK(tensors == std::ssize(row["values"]));
-  for (const auto& [name, values] : found) {
+  for (const auto& [found_name, values] : found) {
+    const auto& name = found_name;
     CAPTURE(name);
     const auto expected = flat(row["values"][name]);
     CHECK(values == std::vector<double>(expected.begin(), expected.end()));

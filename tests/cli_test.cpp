@@ -1,5 +1,6 @@
 // offload-run as its user meets it: answers, flags, bad input, Ctrl-C, terminals and closed pipes.
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -410,6 +411,25 @@ TEST_CASE("a_user_message_cannot_write_control_tokens_and_raw_text_can") {
   };
   CHECK(control_ids({}) == 3);  // two turns opened and one closed, all by the template
   CHECK(control_ids({"--raw"}) == 2);
+}
+
+TEST_CASE("logits_never_replace_what_is_no_regular_file_and_an_empty_model_is_no_demo") {
+  const TemporaryFolder folder;
+  const std::string pipe = folder.path("pipe"), link = folder.path("link");
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  fs::create_symlink("/nonexistent", link);
+  for (const std::string& path : {pipe, link, folder.path(), std::string("/dev/null"), std::string()}) {
+    const Run refused = run({"-p", "hi", "--logits-out", path});
+    CHECK(refused.exit_code == 2);
+    CHECK(contains(refused.err, "--logits-out"));
+    CHECK(refused.out.empty());
+    CHECK(!contains(refused.err, "loading"));
+  }
+  CHECK(fs::is_fifo(pipe));
+  CHECK(fs::is_symlink(link));
+  const Run empty = run({"-p", "hi", "--model", ""});
+  CHECK(empty.exit_code == 2);
+  CHECK(contains(empty.err, "--model"));
 }
 
 TEST_CASE("help_and_plans_go_to_stdout") {

@@ -111,12 +111,13 @@ TEST_CASE("a_greedy_answer_streams_and_ends_at_the_stop_token_which_is_not_shown
 }
 
 TEST_CASE("a_stop_string_across_token_borders_ends_the_text_before_it") {
-  for (const auto& [stop, expected] :
+  for (const auto& [stop_string, expected] :
        std::vector<std::pair<std::string, std::string>>{{"pan is To", "The capital of Ja"},
                                                         {"Tokyo.", "The capital of Japan is "},
                                                         {"T", ""},
                                                         {"zzz", kAnswer},
                                                         {"Tokyo.!", kAnswer}}) {
+    const std::string& stop = stop_string;
     CAPTURE(stop);
     GenerationOptions options = greedy();
     options.stop_strings = {stop, "never said"};

@@ -136,6 +136,7 @@ int64_t parse_gib(std::string_view flag, std::string_view text) {
 void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   const auto text = [&](const char* name, std::string& value, const char* type, const char* help) {
     app.add_option(name, value, help)
+        ->check([](const std::string& given) { return given.empty() ? "must not be empty" : ""; })
         ->type_name(type)
         ->group("Model and machine")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);

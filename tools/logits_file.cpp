@@ -1,6 +1,7 @@
 #include "logits_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <bit>
@@ -31,6 +32,16 @@ std::string header(int64_t rows, int64_t vocab) {
 }
 
 }  // namespace
+
+void check_logits_path(const std::string& path) {
+  const auto refuse = [&](std::string_view why) {
+    throw_error(ErrorCode::usage, "--logits-out {}: {}; give the name of a file to write", printable(path, 4096), why);
+  };
+  if (path.empty()) refuse("the name is empty");
+  struct stat status {};
+  // The file is replaced whole when it is done, which must not happen to a device, a pipe, a link or a folder.
+  if (lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) refuse("exists and is no regular file");
+}
 
 LogitsFile::LogitsFile(std::string path, int64_t vocab)
     : path_(std::move(path)),

@@ -14,6 +14,9 @@
 
 namespace offload::tools {
 
+// Throws Error{usage} for a path that a file must not be put at; before anything is loaded.
+void check_logits_path(const std::string& path);
+
 class LogitsFile {
  public:
   // Throws Error{usage} naming the flag, the path and the system's reason when it cannot be written.

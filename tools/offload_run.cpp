@@ -210,6 +210,7 @@ int chat_on_terminal(const Settings& settings, const RunFlags& flags, const Text
 
 int run(const RunFlags& flags) {
   const PromptSource asked = prompt_source(flags.prompt);
+  if (flags.logits_out) check_logits_path(*flags.logits_out);
   const Settings settings = settings_of(flags.shared);
   if (settings.is_bundled_demo)
     say(kProgram, fmt::format("no --model given; using the bundled demo {}", printable(settings.model_dir, 4096)));

@@ -27,14 +27,13 @@ void Moe::forward(const Step& step, const Tensor& x, const Tensor& y) const {
                           .normalise = spec_.normalise,
                           .round_to = step.rounding() == Rounding::reference ? step.dtype() : DType::f32});
 
-  // Before the routed experts: on a device it runs while the host plans them.
-  const Tensor activated = step.arena.take(step.dtype(), {rows, shared_width_});
-  step.ops(SwigluArgs{projected.narrow(1, spec_.experts, 2 * shared_width_), activated, step.rounding()});
-  const Tensor shared = step.linear(activated, shared_down_);
-
   const Tensor parts = step.arena.take(step.experts.parts_dtype(step.dtype()), {rows * k, hidden});
   const Tensor present = step.arena.take(DType::u8, {rows, k});
   step.experts.run(RoutedExperts{expert_layer_, x, ids, parts, present, step.rounding()});
+
+  const Tensor activated = step.arena.take(step.dtype(), {rows, shared_width_});
+  step.ops(SwigluArgs{projected.narrow(1, spec_.experts, 2 * shared_width_), activated, step.rounding()});
+  const Tensor shared = step.linear(activated, shared_down_);
 
   step.all_reduce(y, [&](const Tensor& out) {
     step.ops(MoeCombineArgs{.parts = parts,

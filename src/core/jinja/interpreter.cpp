@@ -455,9 +455,11 @@ class Interpreter {
     if (arguments.positional.size() > parameters.size())
       throw_error(ErrorCode::input, "the macro {} takes at most {} arguments, found {}", macro.name, parameters.size(),
                   arguments.positional.size());
-    for (const auto& [name, value] : arguments.named)
+    for (const auto& named : arguments.named) {
+      const auto& name = named.first;
       if (std::none_of(parameters.begin(), parameters.end(), [&](const auto& p) { return p.name == name; }))
         throw_error(ErrorCode::input, "the macro {} has no argument named '{}'", macro.name, printable(name, 60));
+    }
     Scope* inner = new_scope(target.closure);
     Scope* const outer = std::exchange(scope_, inner);
     for (size_t i = 0; i < parameters.size(); ++i) {
