@@ -27,6 +27,10 @@ RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Back
   memory_ = {weights.peak_bytes(), layout.bytes(), arena_bytes_ + scratch_bytes_, executor_.slab_bytes()};
 }
 
+RankContext::~RankContext() {
+  if (has_lanes_) drain_copies();
+}
+
 void RankContext::load(std::span<HostTable* const> tables, const std::function<void(int64_t)>& progress) {
   weights_ = backend_.allocate(memory_.weights, "weights");
   workspace_ = backend_.allocate(arena_bytes_, "workspace");
@@ -38,6 +42,7 @@ void RankContext::load(std::span<HostTable* const> tables, const std::function<v
   model_.emplace(spec_, options_.slice, loader, layout_);
   const std::vector<NgramEmbedding*> users = model_->table_users();
   backend_.create_events(executor_.events() + static_cast<int>(users.size()));
+  has_lanes_ = true;
   for (size_t i = 0; i < users.size(); ++i) users[i]->set_table(*tables[i], executor_.events() + static_cast<int>(i));
   staged_.resize(static_cast<size_t>(std::min(kLogitTile, options_.chunk) * model_->vocab().count));
   Arena measuring;

@@ -44,6 +44,11 @@ class RankContext {
   RankContext(const ModelSpec& spec, const RankOptions& options, Backend& backend, Collective* collective,
               const WeightSource& source, const Residency& residency);
 
+  // Waits for the copies under way: they write into memory that goes with the rank.
+  ~RankContext();
+  RankContext(const RankContext&) = delete;
+  RankContext& operator=(const RankContext&) = delete;
+
   const RankMemory& memory() const { return memory_; }
   // The host tables that the model wants, in layer order: stem, rows, columns.
   struct TableNeed {
@@ -84,6 +89,7 @@ class RankContext {
   std::vector<TableNeed> table_needs_;
 
   int64_t arena_bytes_ = 0, scratch_bytes_ = 0;
+  bool has_lanes_ = false;
   Buffer weights_, workspace_, scratch_, slab_;
   std::optional<Model> model_;
   Tensor hidden_;
