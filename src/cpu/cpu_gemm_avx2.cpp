@@ -76,6 +76,18 @@ inline Vec canonical_half(const float* block, int part, int high) {
   const Vec w0 = load(block + part * 16), w1 = load(block + part * 16 + 8);
   return high != 0 ? _mm256_permute2f128_ps(w0, w1, 0x31) : _mm256_permute2f128_ps(w0, w1, 0x20);
 }
+// Both halves from one load: without the empty asm the compiler would load twice to save an instruction, and loads are
+// what bounds a product of one row.
+inline void canonical_halves(const uint16_t* block, int part, Vec& low, Vec& high) {
+  __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + part * 16));
+  asm("" : "+x"(w));
+  low = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), w));
+  high = _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), w));
+}
+inline void canonical_halves(const float* block, int part, Vec& low, Vec& high) {
+  low = canonical_half(block, part, 0);
+  high = canonical_half(block, part, 1);
+}
 // acc[i] += acc[i + w] for w = 16, 8, 4, 2, 1.
 inline float canonical_total(const Vec* acc) {
   const Vec v = (acc[0] + acc[2]) + (acc[1] + acc[3]);

@@ -76,6 +76,18 @@ inline Vec canonical_half(const float* block, int part, int high) {
   const Vec w0 = load(block + part * 32), w1 = load(block + part * 32 + 16);
   return high != 0 ? _mm512_shuffle_f32x4(w0, w1, 0xdd) : _mm512_shuffle_f32x4(w0, w1, 0x88);
 }
+// Both halves from one load: without the empty asm the compiler would load twice to save an instruction, and loads are
+// what bounds a product of one row.
+inline void canonical_halves(const uint16_t* block, int part, Vec& low, Vec& high) {
+  __m512i w = _mm512_loadu_si512(block + part * 32);
+  asm("" : "+v"(w));
+  low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_setzero_si512(), w));
+  high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_setzero_si512(), w));
+}
+inline void canonical_halves(const float* block, int part, Vec& low, Vec& high) {
+  low = canonical_half(block, part, 0);
+  high = canonical_half(block, part, 1);
+}
 inline float quad_total(__m128 q) {
   q = q + _mm_movehl_ps(q, q);
   return _mm_cvtss_f32(q) + _mm_cvtss_f32(_mm_shuffle_ps(q, q, 1));

@@ -86,6 +86,11 @@ template <typename T>
 inline Vec canonical_half(const T* block, int part, int high) {
   return load(block + part * 8 + high * 4);
 }
+template <typename T>
+inline void canonical_halves(const T* block, int part, Vec& low, Vec& high) {
+  low = canonical_half(block, part, 0);
+  high = canonical_half(block, part, 1);
+}
 inline float total(Vec v) {
   return (v[0] + v[2]) + (v[1] + v[3]);
 }
