@@ -1,7 +1,7 @@
 // Backend: one device's memory and its Ops. src/cpu and src/cuda implement it; nothing below tools/ names them.
 //
-// A backend is confined to the thread of its rank. Transfers here are synchronous: they are for loading and for
-// results; the hot path moves experts through its own lanes.
+// A backend is confined to the thread of its rank. Its own transfers are for loading, for results and for the small
+// arrays of a step; the hot path moves experts through the copy lane.
 #ifndef OFFLOAD_CORE_BACKEND_H_
 #define OFFLOAD_CORE_BACKEND_H_
 
@@ -52,7 +52,8 @@ class Lane {
  public:
   virtual ~Lane() = default;
 
-  // device = host bytes. REQUIRES: contiguous, as large; both stay until the copy is done.
+  // device = host bytes. REQUIRES: contiguous, as large; both stay until the copy is done. Host memory that is neither
+  // pinned nor of allocate_host() makes the caller wait for the lane.
   virtual void copy_in(std::span<const std::byte> host, const Tensor& device) = 0;
   // function(context) on the host, in the lane's order.
   virtual void call(void (*function)(void*), void* context) = 0;
@@ -69,10 +70,17 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string_view name() const = 0;  // "cpu", "cuda:0"
+  // Whether what allocate() gives is host memory, which host code may read and which counts as such.
+  virtual bool uses_host_memory() const = 0;
+
+  // First call of a thread that takes the backend over.
+  virtual void bind_thread() {}
 
   // Memory aligned to Arena::kAlignment, of undefined content. `tag` says what for ("weights"), for messages. Throws
   // Error{resource} naming the tag, the bytes asked for and the remedy.
   virtual Buffer allocate(int64_t bytes, std::string_view tag) = 0;
+  // The same in host memory that Lane::copy_in copies from without holding the host up. For small buffers.
+  virtual Buffer allocate_host(int64_t bytes, std::string_view tag) = 0;
 
   virtual Ops& ops() = 0;
 
@@ -81,7 +89,8 @@ class Backend {
   virtual Lane& compute_lane() = 0;
   virtual Lane& copy_lane() = 0;
 
-  // Contiguous tensors only; return when the bytes have arrived.
+  // Contiguous tensors only, in the compute lane's order. upload() returns when the host bytes may be reused,
+  // download() when they have arrived.
   virtual void upload(std::span<const std::byte> host, const Tensor& device) = 0;
   virtual void download(const Tensor& device, std::span<std::byte> host) = 0;
   virtual void fill_zero(const Tensor& device) = 0;

@@ -15,7 +15,9 @@ class CpuBackend final : public Backend {
   explicit CpuBackend(std::unique_ptr<Ops> ops) : ops_(std::move(ops)) {}
 
   std::string_view name() const override { return "cpu"; }
+  bool uses_host_memory() const override { return true; }
   Buffer allocate(int64_t bytes, std::string_view tag) override;
+  Buffer allocate_host(int64_t bytes, std::string_view tag) override { return allocate(bytes, tag); }
   Ops& ops() override { return *ops_; }
   void create_events(int count) override { lanes_ = std::make_unique<CpuLanes>(count); }
   // REQUIRES: create_events was called.

@@ -101,7 +101,7 @@ void Engine::plan_budget(const EngineOptions& options) {
   budget_.add("load staging", residency_->load_staging_bytes(expert_load_options(options)), host);
   for (int r = 0; r < world(); ++r) {
     const RankMemory& memory = rank(r).memory();
-    const MemoryPlace place = rank(r).backend().name() == "cpu" ? host : MemoryPlace::vram(r);
+    const MemoryPlace place = rank(r).backend().uses_host_memory() ? host : MemoryPlace::vram(r);
     const std::string of = world() == 1 ? "" : fmt::format(" of rank {}", r);
     budget_.add("weights" + of, memory.weights, place);
     budget_.add("expert slots" + of, memory.slots, place, {"lower --expert-slots", memory.slots});

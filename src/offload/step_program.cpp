@@ -105,10 +105,12 @@ class NoLane final : public Lane {
 class NoDevice final : public Backend {
  public:
   std::string_view name() const override { return "plan"; }
+  bool uses_host_memory() const override { return true; }
   Buffer allocate(int64_t, std::string_view) override {
     OFL_ASSERT(false);
     return {};
   }
+  Buffer allocate_host(int64_t bytes, std::string_view tag) override { return allocate(bytes, tag); }
   Ops& ops() override { return ops_; }
   NotingOps& noting() { return ops_; }
   void create_events(int) override {}

@@ -54,13 +54,17 @@ void NgramEmbedding::fetch(const Step& step) {
   const int64_t rows = step.rows();
   fetched_ = step.arena.take(table_ == nullptr ? DType::bf16 : table_->dtype(), {rows, width_});
   row_ids_.resize(static_cast<size_t>(rows * hash_.heads()));
-  gathered_.resize(static_cast<size_t>(fetched_.bytes()));
-  if (step.ops.planning()) return;
+  if (step.ops.planning()) {
+    if (table_ != nullptr && gathered_.bytes() < fetched_.bytes())
+      gathered_ = step.backend.allocate_host(fetched_.bytes(), "n-gram rows");
+    return;
+  }
+  gathering_ = {static_cast<std::byte*>(gathered_.data()), static_cast<size_t>(fetched_.bytes())};
   const std::vector<int32_t>& recent = step.sequence.recent_ids();
   hash_.row_ids(std::span(recent).last(static_cast<size_t>(hash_.context())), step.tokens, row_ids_);
   Lane& lane = step.backend.copy_lane();
   lane.call([](void* self) { static_cast<NgramEmbedding*>(self)->gather(); }, this);
-  lane.copy_in(gathered_, fetched_);
+  lane.copy_in(gathering_, fetched_);
   lane.record(event_);
 }
 

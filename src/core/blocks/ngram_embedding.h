@@ -4,6 +4,7 @@
 #ifndef OFFLOAD_CORE_BLOCKS_NGRAM_EMBEDDING_H_
 #define OFFLOAD_CORE_BLOCKS_NGRAM_EMBEDDING_H_
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,7 @@ class NgramEmbedding {
   void add_to(const Step& step, const Tensor& stack);
 
  private:
-  void gather() { table_->gather(row_ids_, gathered_); }
+  void gather() { table_->gather(row_ids_, gathering_); }
 
   NgramHash hash_;
   std::string table_stem_;
@@ -53,7 +54,8 @@ class NgramEmbedding {
   int event_ = 0;
   Tensor fetched_;  // [rows, width] of the table's type
   std::vector<int64_t> row_ids_;
-  std::vector<std::byte> gathered_;
+  Buffer gathered_;                 // host memory for the rows of the largest step
+  std::span<std::byte> gathering_;  // of gathered_, this step's
 };
 
 }  // namespace offload

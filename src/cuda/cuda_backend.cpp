@@ -1,0 +1,144 @@
+#include "cuda/cuda_backend.h"
+
+#include <algorithm>
+
+namespace offload::cuda {
+
+// --- CudaLane ---
+
+CudaLane::CudaLane(const std::vector<cudaEvent_t>& events) : events_(events) {
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+}
+
+CudaLane::~CudaLane() {
+  static_cast<void>(cudaStreamSynchronize(stream_));
+  static_cast<void>(cudaStreamDestroy(stream_));
+}
+
+void CudaLane::copy_in(std::span<const std::byte> host, const Tensor& device) {
+  OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
+  check(cudaMemcpyAsync(device.data(), host.data(), host.size(), cudaMemcpyHostToDevice, stream_),
+        "copying to the device");
+}
+
+void CudaLane::call(void (*function)(void*), void* context) {
+  check(cudaLaunchHostFunc(stream_, function, context), "queueing a host function");
+}
+
+void CudaLane::record(int event) {
+  check(cudaEventRecord(events_[static_cast<size_t>(event)], stream_), "recording an event");
+}
+
+void CudaLane::wait(int event) {
+  check(cudaStreamWaitEvent(stream_, events_[static_cast<size_t>(event)], 0), "waiting for an event");
+}
+
+void CudaLane::drain() {
+  check(cudaStreamSynchronize(stream_), "waiting for the device");
+}
+
+// --- CudaBackend ---
+
+CudaBackend::CudaBackend(int ordinal, std::optional<int> force_sm)
+    : caps_(query_device(ordinal, force_sm)), name_(fmt::format("cuda:{}", ordinal)) {
+  bind_thread();
+  staging_ = std::make_unique<StagingRing>();
+  compute_ = std::make_unique<CudaLane>(events_);
+  copy_ = std::make_unique<CudaLane>(events_);
+  ops_ = std::make_unique<CudaOps>(caps_, compute_->stream(), *staging_);
+}
+
+CudaBackend::~CudaBackend() {
+  static_cast<void>(cudaSetDevice(caps_.device));
+  ops_.reset();
+  copy_.reset();
+  compute_.reset();
+  staging_.reset();
+  for (cudaEvent_t event : events_) static_cast<void>(cudaEventDestroy(event));
+}
+
+void CudaBackend::bind_thread() {
+  check(cudaSetDevice(caps_.device), "choosing the device");
+}
+
+Buffer CudaBackend::allocate(int64_t bytes, std::string_view tag) {
+  if (bytes == 0) return {};
+  void* data = nullptr;
+  const cudaError_t status = cudaMalloc(&data, static_cast<size_t>(bytes));
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());  // not sticky
+    size_t free_bytes = 0, total_bytes = 0;
+    check(cudaMemGetInfo(&free_bytes, &total_bytes), "reading the device's free memory");
+    throw_error(ErrorCode::resource,
+                "{} bytes on {} for {} could not be had: {} of {} are free; lower --vram-budget, --context or --chunk, "
+                "or stop what else uses the device",
+                bytes, name_, tag, free_bytes, total_bytes);
+  }
+  check(status, "taking device memory");
+  return {*this, data, bytes};
+}
+
+Buffer CudaBackend::allocate_host(int64_t bytes, std::string_view tag) {
+  if (bytes == 0) return {};
+  void* data = nullptr;
+  const cudaError_t status = cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocDefault);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());  // not sticky
+    throw_error(ErrorCode::resource, "{} bytes of page-locked host memory for {} could not be had", bytes, tag);
+  }
+  check(status, "taking page-locked host memory");
+  host_blocks_.push_back(data);
+  return {*this, data, bytes};
+}
+
+void CudaBackend::release(void* data, int64_t) noexcept {
+  static_cast<void>(cudaSetDevice(caps_.device));
+  const auto host = std::find(host_blocks_.begin(), host_blocks_.end(), data);
+  if (host == host_blocks_.end()) {
+    static_cast<void>(cudaFree(data));
+    return;
+  }
+  static_cast<void>(cudaFreeHost(data));
+  host_blocks_.erase(host);
+}
+
+void CudaBackend::create_events(int count) {
+  OFL_ASSERT(events_.empty());
+  events_.resize(static_cast<size_t>(count));
+  for (cudaEvent_t& event : events_)
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+}
+
+void CudaBackend::upload(std::span<const std::byte> host, const Tensor& device) {
+  OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
+  staging_->copy_in(host, device.data(), compute_->stream());
+}
+
+void CudaBackend::download(const Tensor& device, std::span<std::byte> host) {
+  OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
+  staging_->copy_out(device.data(), host, compute_->stream());
+}
+
+void CudaBackend::fill_zero(const Tensor& device) {
+  OFL_ASSERT(device.contiguous());
+  if (device.bytes() > 0)
+    check(cudaMemsetAsync(device.data(), 0, static_cast<size_t>(device.bytes()), compute_->stream()),
+          "clearing device memory");
+}
+
+// --- pinning ---
+
+bool pin_host_memory(std::span<std::byte> memory) {
+  const cudaError_t status = cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable);
+  if (status == cudaSuccess) return true;
+  static_cast<void>(cudaGetLastError());
+  if (status == cudaErrorMemoryAllocation || status == cudaErrorNotSupported) return false;
+  check(status, "pinning host memory");
+  return false;
+}
+
+void unpin_host_memory(std::span<std::byte> memory) {
+  static_cast<void>(cudaHostUnregister(memory.data()));
+}
+
+}  // namespace offload::cuda

@@ -1,0 +1,83 @@
+// CudaBackend: one CUDA device as a Backend: its memory, its two lanes as streams, and its ops.
+//
+// Owns the streams, the events and the ops. upload() returns when the host bytes may be reused and is ordered on the
+// compute lane; download() and fill_zero() come after everything on it. Confined to one thread at a time, which must
+// call bind_thread() once. After a device fault every later call throws.
+#ifndef OFFLOAD_CUDA_CUDA_BACKEND_H_
+#define OFFLOAD_CUDA_CUDA_BACKEND_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/backend.h"
+#include "cuda/cuda_ops.h"
+#include "cuda/device.h"
+#include "cuda/staging_ring.h"
+
+namespace offload::cuda {
+
+class CudaLane final : public Lane {
+ public:
+  // Does not own `events`.
+  explicit CudaLane(const std::vector<cudaEvent_t>& events);
+  ~CudaLane() override;
+  CudaLane(const CudaLane&) = delete;
+  CudaLane& operator=(const CudaLane&) = delete;
+
+  cudaStream_t stream() const { return stream_; }
+
+  void copy_in(std::span<const std::byte> host, const Tensor& device) override;
+  void call(void (*function)(void*), void* context) override;
+  void record(int event) override;
+  void wait(int event) override;
+  void drain() override;
+
+ private:
+  const std::vector<cudaEvent_t>& events_;
+  cudaStream_t stream_ = nullptr;
+};
+
+class CudaBackend final : public Backend {
+ public:
+  // Throws Error like query_device().
+  explicit CudaBackend(int ordinal, std::optional<int> force_sm = {});
+  ~CudaBackend() override;
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  const DeviceCaps& caps() const { return caps_; }
+
+  std::string_view name() const override { return name_; }
+  bool uses_host_memory() const override { return false; }
+  void bind_thread() override;
+  Buffer allocate(int64_t bytes, std::string_view tag) override;
+  Buffer allocate_host(int64_t bytes, std::string_view tag) override;
+  Ops& ops() override { return *ops_; }
+  void create_events(int count) override;
+  Lane& compute_lane() override { return *compute_; }
+  Lane& copy_lane() override { return *copy_; }
+  void upload(std::span<const std::byte> host, const Tensor& device) override;
+  void download(const Tensor& device, std::span<std::byte> host) override;
+  void fill_zero(const Tensor& device) override;
+
+ private:
+  void release(void* data, int64_t bytes) noexcept override;
+
+  DeviceCaps caps_;
+  std::string name_;
+  std::vector<cudaEvent_t> events_;
+  std::vector<void*> host_blocks_;  // of allocate_host(), not yet released
+  std::unique_ptr<StagingRing> staging_;
+  std::unique_ptr<CudaLane> compute_, copy_;
+  std::unique_ptr<CudaOps> ops_;
+};
+
+// Pins memory for every device of the process; false when the system has no more to give. Throws Error{device}.
+bool pin_host_memory(std::span<std::byte> memory);
+void unpin_host_memory(std::span<std::byte> memory);
+
+}  // namespace offload::cuda
+
+#endif  // OFFLOAD_CUDA_CUDA_BACKEND_H_

@@ -1,0 +1,56 @@
+// CudaOps: every op as kernels on one stream of one device.
+//
+// Owns its cuBLAS handle and the ring through which small host arrays travel; memory belongs to the caller, temporary
+// device memory to set_scratch(). Calls enqueue and return; a failure of the device's work is thrown by a later call.
+// Kernels are chosen by pure functions of the arguments and of DeviceCaps. Confined to one thread, on which the device
+// is current. It allocates nothing while executing.
+#ifndef OFFLOAD_CUDA_CUDA_OPS_H_
+#define OFFLOAD_CUDA_CUDA_OPS_H_
+
+#include <cublas_v2.h>
+
+#include <span>
+
+#include "core/ops.h"
+#include "cuda/device.h"
+#include "cuda/staging_ring.h"
+
+namespace offload::cuda {
+
+class CudaOps final : public Ops {
+ public:
+  // The stream and the ring outlive the ops.
+  CudaOps(const DeviceCaps& caps, cudaStream_t stream, StagingRing& staging);
+  ~CudaOps() override;
+  CudaOps(const CudaOps&) = delete;
+  CudaOps& operator=(const CudaOps&) = delete;
+
+  const DeviceCaps& caps() const { return caps_; }
+
+ protected:
+#define OFL_OVERRIDE_EXECUTE(Args, name) void execute(const Args& args) override;
+  OFL_FOR_EACH_OP(OFL_OVERRIDE_EXECUTE)
+#undef OFL_OVERRIDE_EXECUTE
+  int64_t scratch_bytes(const LinearArgs& args) const override;
+  int64_t scratch_bytes(const CausalConvSiluArgs& args) const override;
+  int64_t scratch_bytes(const GatedDeltaArgs& args) const override;
+  int64_t scratch_bytes(const BlockScoresArgs& args) const override;
+  int64_t scratch_bytes(const BlockTopkArgs& args) const override;
+  int64_t scratch_bytes(const AttentionArgs& args) const override;
+  int64_t scratch_bytes(const SwigluExpertsArgs& args) const override;
+
+ private:
+  Arena scratch_arena() const {
+    return Arena(scratch().data(), scratch().bytes());
+  }
+
+  DeviceCaps caps_;
+  cudaStream_t stream_;
+  StagingRing& staging_;
+  cublasHandle_t blas_ = nullptr;
+  void* blas_workspace_ = nullptr;
+};
+
+}  // namespace offload::cuda
+
+#endif  // OFFLOAD_CUDA_CUDA_OPS_H_

@@ -1,0 +1,54 @@
+#include "cuda/device.h"
+
+#include <algorithm>
+
+#include "cuda/compiled_sm.h"
+
+namespace offload::cuda {
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  const ErrorCode code = status == cudaErrorMemoryAllocation ? ErrorCode::resource : ErrorCode::device;
+  throw_error(code, "{}: {} (CUDA error {})", what, cudaGetErrorString(status), static_cast<int>(status));
+}
+
+DeviceCaps forced_to(DeviceCaps caps, int sm) {
+  caps.sm = std::min(caps.sm, sm);
+  if (caps.sm < 80) caps.shared_bytes = std::min<int64_t>(caps.shared_bytes, 64 << 10);
+  return caps;
+}
+
+DeviceCount count_devices() {
+  DeviceCount devices;
+  const cudaError_t status = cudaGetDeviceCount(&devices.count);
+  if (status == cudaSuccess && devices.count > 0) return devices;
+  devices.count = 0;
+  devices.why_none = status == cudaSuccess ? "no device is visible" : cudaGetErrorString(status);
+  static_cast<void>(cudaGetLastError());
+  return devices;
+}
+
+DeviceCaps query_device(int ordinal, std::optional<int> force_sm) {
+  const DeviceCount devices = count_devices();
+  if (ordinal < 0 || ordinal >= devices.count)
+    throw_error(ErrorCode::usage, "CUDA device {} does not exist; there are {}{}{}", ordinal, devices.count,
+                devices.count == 0 ? ": " : "", devices.why_none);
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, ordinal), "reading a device's properties");
+  check(cudaSetDevice(ordinal), "choosing the device");
+  DeviceCaps caps;
+  caps.device = ordinal;
+  caps.device_sm = 10 * properties.major + properties.minor;
+  caps.name = properties.name;
+  caps.multiprocessors = properties.multiProcessorCount;
+  caps.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  caps.shared_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
+  if (caps.device_sm < kSmMin)
+    throw_error(ErrorCode::usage,
+                "CUDA device {} ({}) is of compute capability {}.{}; 7.5 (Turing) is the oldest supported", ordinal,
+                caps.name, properties.major, properties.minor);
+  caps.sm = std::min(caps.device_sm, compiled_sm());
+  return forced_to(caps, force_sm.value_or(caps.sm));
+}
+
+}  // namespace offload::cuda

@@ -1,0 +1,51 @@
+// What a CUDA device can do, as plain data that plans decide by, and the check of every runtime call.
+//
+// Owns nothing. DeviceCaps is a value: a plan for an RTX 2080 Ti can be made, tested and run anywhere. Does NOT
+// measure: rates belong to the probe.
+#ifndef OFFLOAD_CUDA_DEVICE_H_
+#define OFFLOAD_CUDA_DEVICE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/base.h"
+
+namespace offload::cuda {
+
+// The oldest generation that the kernels are written for (Turing).
+inline constexpr int kSmMin = 75;
+
+struct DeviceCaps {
+  int sm = kSmMin;  // what plans go by: the least of the device, the build and --force-sm; 75, 80, 86, 90, ...
+  int multiprocessors = 68;
+  int64_t shared_bytes = 64 << 10;  // per block, with opt-in
+  int64_t memory_bytes = 0;
+  int device = 0;         // ordinal
+  int device_sm = 75;     // of the hardware
+  std::string name = {};  // "NVIDIA GeForce RTX 2080 Ti"
+
+  bool has_bf16_mma() const { return sm >= 80; }
+};
+
+// The caps that an RTX 2080 Ti has, or `caps` held to what an `sm` card of its generation offers.
+DeviceCaps forced_to(DeviceCaps caps, int sm);
+
+// CUDA devices that this process may use; 0 without a driver. `why_none` then says why in one line.
+struct DeviceCount {
+  int count = 0;
+  std::string why_none;
+};
+DeviceCount count_devices();
+
+// Throws Error{usage} for an ordinal that does not exist or a device older than kSmMin, Error{device}.
+DeviceCaps query_device(int ordinal, std::optional<int> force_sm);
+
+// Throws Error{device} "what: name (code)", or Error{resource} when the device is out of memory.
+void check(cudaError_t status, const char* what);
+
+}  // namespace offload::cuda
+
+#endif  // OFFLOAD_CUDA_DEVICE_H_
