@@ -41,7 +41,11 @@ inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kRoundMagic = 12582912.0f;  // 1.5 * 2^23: adding and subtracting rounds to integer
 inline constexpr float kLn2High = 0.693359375f;
 inline constexpr float kLn2Low = -2.12194440054690583e-4f;
-inline constexpr float kExpPoly[6] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f};
+// A function, as device code has no constant arrays of namespace scope.
+OFL_HOST_DEVICE constexpr float exp_poly(int i) {
+  constexpr float kPoly[6] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f};
+  return kPoly[i];
+}
 }  // namespace canonical
 
 // p * 2^k, where the low bits of `shifted` = k + kRoundMagic hold k. REQUIRES: p in [1/2, 2), k in [-125, 127].
@@ -64,8 +68,8 @@ OFL_HOST_DEVICE inline float canonical_exp(float x) {
   const float k = shifted - kRoundMagic;
   float r = std::fma(k, -kLn2High, x);
   r = std::fma(k, -kLn2Low, r);
-  float p = kExpPoly[0];
-  for (int i = 1; i < 6; ++i) p = std::fma(p, r, kExpPoly[i]);
+  float p = exp_poly(0);
+  for (int i = 1; i < 6; ++i) p = std::fma(p, r, exp_poly(i));
   p = std::fma(p, r, 1.0f);
   p = std::fma(p, r, 1.0f);
   return canonical_scale(p, shifted);

@@ -59,9 +59,9 @@ inline Vec exp_of(Vec x) {
   const Vec k = shifted - magic;
   Vec r = fma_exact(k, broadcast(-kLn2High), x);
   r = fma_exact(k, broadcast(-kLn2Low), r);
-  Vec p = broadcast(kExpPoly[0]);
+  Vec p = broadcast(exp_poly(0));
   OFL_UNROLL
-  for (int i = 1; i < 6; ++i) p = fma_exact(p, r, broadcast(kExpPoly[i]));
+  for (int i = 1; i < 6; ++i) p = fma_exact(p, r, broadcast(exp_poly(i)));
   p = fma_exact(p, r, one);
   p = fma_exact(p, r, one);
   return scale_by_power(p, shifted);

@@ -1,14 +1,12 @@
 #include "cuda/cuda_ops.h"
 
+#include "cuda/blas.h"
+
 namespace offload::cuda {
 namespace {
 
 // cuBLAS sums in parts that depend on the workspace it has; a fixed one keeps the bits the same on every run.
 constexpr size_t kBlasWorkspaceBytes = size_t{32} << 20;
-
-void check_blas(cublasStatus_t status, const char* what) {
-  if (status != CUBLAS_STATUS_SUCCESS) throw_error(ErrorCode::device, "{}: {}", what, cublasGetStatusString(status));
-}
 
 }  // namespace
 

@@ -3,13 +3,14 @@
 // Owns its cuBLAS handle and the ring through which small host arrays travel; memory belongs to the caller, temporary
 // device memory to set_scratch(). Calls enqueue and return; a failure of the device's work is thrown by a later call.
 // Kernels are chosen by pure functions of the arguments and of DeviceCaps. Confined to one thread, on which the device
-// is current. It allocates nothing while executing.
+// is current. It allocates no device memory while executing; its host lists grow to the size of the largest step.
 #ifndef OFFLOAD_CUDA_CUDA_OPS_H_
 #define OFFLOAD_CUDA_CUDA_OPS_H_
 
 #include <cublas_v2.h>
 
-#include <span>
+#include <cstddef>
+#include <vector>
 
 #include "core/ops.h"
 #include "cuda/device.h"
@@ -31,6 +32,7 @@ class CudaOps final : public Ops {
 #define OFL_OVERRIDE_EXECUTE(Args, name) void execute(const Args& args) override;
   OFL_FOR_EACH_OP(OFL_OVERRIDE_EXECUTE)
 #undef OFL_OVERRIDE_EXECUTE
+  using Ops::scratch_bytes;  // 0 for the ops not named here
   int64_t scratch_bytes(const LinearArgs& args) const override;
   int64_t scratch_bytes(const CausalConvSiluArgs& args) const override;
   int64_t scratch_bytes(const GatedDeltaArgs& args) const override;
@@ -47,6 +49,7 @@ class CudaOps final : public Ops {
   DeviceCaps caps_;
   cudaStream_t stream_;
   StagingRing& staging_;
+  std::vector<std::byte> lists_;  // of swiglu_experts, on their way to the device
   cublasHandle_t blas_ = nullptr;
   void* blas_workspace_ = nullptr;
 };

@@ -27,10 +27,16 @@ class StagingRing {
 
   // Enqueues device[0, host.size()) = host on `stream`.
   void copy_in(std::span<const std::byte> host, void* device, cudaStream_t stream);
+  // The same by a kernel that reads the host's memory, for arrays of a step: it does not queue up behind the large
+  // copies of another stream. REQUIRES: device and host.size() multiples of 4.
+  void pull_in(std::span<const std::byte> host, void* device, cudaStream_t stream);
   // host = device bytes after all work on `stream`; waits for it.
   void copy_out(const void* device, std::span<std::byte> host, cudaStream_t stream);
 
  private:
+  // Waits until the next place is free and fills it; returns its bytes, at most kPlaceBytes of `host`.
+  std::span<std::byte> fill_place(std::span<const std::byte> host);
+  void place_used(cudaStream_t stream);
   std::byte* place(int i) const { return memory_ + i * kPlaceBytes; }
 
   std::byte* memory_ = nullptr;

@@ -1,0 +1,157 @@
+#include "cuda/gemm.cuh"
+
+#include "cuda/gemm_launch.h"
+
+namespace offload::cuda {
+namespace {
+
+// --- grouped products ---
+
+template <bool kSwiglu, typename TOut>
+void launch_mma(const GroupedGemm& p, GemmKernel kernel, int64_t tiles, int64_t tile_rows, cudaStream_t stream) {
+  const dim3 grid(blocks_for(p.n, gemm_tile_columns<kSwiglu>()), static_cast<unsigned>(tiles));
+  const auto go = [&](auto math, auto rows) {
+    using Math = decltype(math);
+    constexpr int kRows = decltype(rows)::value;
+    launch(grouped_mma_kernel<Math, kRows, kSwiglu, TOut>, grid, kGemmThreads, gemm_shared_bytes<Math, kRows>(), stream,
+           p);
+  };
+  const auto with_rows = [&](auto math) {
+    if (tile_rows == 64)
+      go(math, std::integral_constant<int, 64>{});
+    else
+      go(math, std::integral_constant<int, 128>{});
+  };
+  if (kernel == GemmKernel::mma_bf16)
+    with_rows(Bf16Math{});
+  else
+    with_rows(ScaledMath{});
+}
+
+template <bool kSwiglu, typename TX, typename TOut>
+void launch_simt(const GroupedGemm& p, DType w, int64_t tiles, cudaStream_t stream) {
+  const dim3 grid(blocks_for(p.n, kSwiglu ? kSimtTile / 2 : kSimtTile), static_cast<unsigned>(tiles));
+  with_float_type(
+      w, [&](auto tw) { launch(grouped_simt_kernel<TX, decltype(tw), kSwiglu, TOut>, grid, 256, 0, stream, p); });
+}
+
+// --- scaling ---
+
+__device__ inline uint32_t larger_magnitude(uint32_t most, uint4 bits) {
+  for (const uint32_t two : {bits.x, bits.y, bits.z, bits.w})
+    most = max(most, max(two & 0x7fffu, (two >> 16) & 0x7fffu));
+  return most;
+}
+
+// e of a row whose largest magnitude has the BF16 bits `most`: its exponent field is 127 for [1, 2).
+__device__ inline int32_t exponent_for(uint32_t most) {
+  return min(14 + 127 - static_cast<int32_t>(most >> 7), 127);
+}
+
+// The exponent of one row, by one warp.
+__device__ inline int32_t row_exponent(const uint4* row, int64_t chunks) {
+  uint32_t most = 0;
+  for (int64_t i = threadIdx.x % kWarp; i < chunks; i += kWarp) most = larger_magnitude(most, row[i]);
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) most = max(most, __shfl_xor_sync(kAllLanes, most, lanes));
+  return exponent_for(most);
+}
+
+constexpr int kRowWarps = 4;  // of a block; a row each
+
+__device__ inline int64_t row_of_warp() {
+  return static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
+}
+
+// Bound by reading x.
+__global__ void row_exponents_kernel(const bf16* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k,
+                                     int32_t* exponents) {
+  const int64_t row = row_of_warp();
+  if (row >= rows) return;
+  const int64_t x_row = x_rows == nullptr ? row : x_rows[row];
+  const int32_t e = row_exponent(reinterpret_cast<const uint4*>(x + x_row * x_stride), k / 8);
+  if (threadIdx.x % kWarp == 0) exponents[row] = e;
+}
+
+// Grid (rows / kRowWarps, runs).
+__global__ void run_exponents_kernel(const GemmRun* runs, int64_t rows, int64_t k, int32_t* exponents,
+                                     int64_t exponents_stride) {
+  const int64_t row = row_of_warp();
+  if (row >= rows) return;
+  const auto* w = static_cast<const bf16*>(runs[blockIdx.y].w);
+  const int32_t e = row_exponent(reinterpret_cast<const uint4*>(w + row * k), k / 8);
+  if (threadIdx.x % kWarp == 0) exponents[blockIdx.y * exponents_stride + row] = e;
+}
+
+// Reads x twice, the second time out of the cache, and writes as much as it reads.
+__global__ void scale_rows_kernel(const bf16* x, int64_t x_stride, int64_t rows, int64_t k, int32_t* exponents,
+                                  uint4* out) {
+  const int64_t row = row_of_warp(), chunks = k / 8;
+  if (row >= rows) return;
+  const auto* from = reinterpret_cast<const uint4*>(x + row * x_stride);
+  const int32_t e = row_exponent(from, chunks);
+  const float scale = power_of_two(e);
+  if (threadIdx.x % kWarp == 0) exponents[row] = e;
+  for (int64_t i = threadIdx.x % kWarp; i < chunks; i += kWarp) out[row * chunks + i] = scaled_to_f16(from[i], scale);
+}
+
+template <typename TOut>
+__global__ void unscale_kernel(const float* sums, int64_t n, const int32_t* x_exponents, const int32_t* w_exponents,
+                               TOut* out, int64_t out_stride) {
+  const int64_t row = blockIdx.y;
+  const int x_exponent = x_exponents[row];
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x)
+    store_float(out + row * out_stride + i, scalbnf(sums[row * n + i], -(x_exponent + w_exponents[i])));
+}
+
+}  // namespace
+
+int64_t tile_rows_of(GemmKernel kernel, int64_t rows) {
+  return kernel == GemmKernel::simt ? kSimtTile : plan_tile_rows(rows);
+}
+
+void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& types, int64_t tiles, int64_t tile_rows,
+                    cudaStream_t stream) {
+  OFL_ASSERT(!types.swiglu || types.out == types.x);
+  if (kernel != GemmKernel::simt) {
+    if (types.swiglu) return launch_mma<true, bf16>(p, kernel, tiles, tile_rows, stream);
+    with_float_type(types.out,
+                    [&](auto out) { launch_mma<false, decltype(out)>(p, kernel, tiles, tile_rows, stream); });
+    return;
+  }
+  with_float_type(types.x, [&](auto x) {
+    using TX = decltype(x);
+    if (types.swiglu) return launch_simt<true, TX, TX>(p, types.w, tiles, stream);
+    if (types.out == DType::f32) return launch_simt<false, TX, float>(p, types.w, tiles, stream);
+    launch_simt<false, TX, TX>(p, types.w, tiles, stream);
+  });
+}
+
+void launch_row_exponents(const void* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k,
+                          int32_t* exponents, cudaStream_t stream) {
+  launch(row_exponents_kernel, blocks_for(rows, kRowWarps), kRowWarps * kWarp, 0, stream, static_cast<const bf16*>(x),
+         x_stride, x_rows, rows, k, exponents);
+}
+
+void launch_run_exponents(const GemmRun* runs, int64_t count, int64_t rows, int64_t k, int32_t* exponents,
+                          int64_t exponents_stride, cudaStream_t stream) {
+  launch(run_exponents_kernel, dim3(blocks_for(rows, kRowWarps), static_cast<unsigned>(count)), kRowWarps * kWarp, 0,
+         stream, runs, rows, k, exponents, exponents_stride);
+}
+
+void launch_scale_rows(const void* x, int64_t x_stride, int64_t rows, int64_t k, int32_t* exponents, void* out,
+                       cudaStream_t stream) {
+  launch(scale_rows_kernel, blocks_for(rows, kRowWarps), kRowWarps * kWarp, 0, stream, static_cast<const bf16*>(x),
+         x_stride, rows, k, exponents, static_cast<uint4*>(out));
+}
+
+void launch_unscale(const float* sums, int64_t m, int64_t n, const int32_t* x_exponents, const int32_t* w_exponents,
+                    void* out, int64_t out_stride, DType dtype, cudaStream_t stream) {
+  with_float_type(dtype, [&](auto type) {
+    using TOut = decltype(type);
+    launch(unscale_kernel<TOut>, dim3(blocks_for(n, 1024), static_cast<unsigned>(m)), 256, 0, stream, sums, n,
+           x_exponents, w_exponents, static_cast<TOut*>(out), out_stride);
+  });
+}
+
+}  // namespace offload::cuda

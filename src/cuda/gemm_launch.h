@@ -1,0 +1,42 @@
+// Launching grouped products, and making FP16 of BF16 by powers of two. Device pointers throughout; everything
+// enqueues.
+#ifndef OFFLOAD_CUDA_GEMM_LAUNCH_H_
+#define OFFLOAD_CUDA_GEMM_LAUNCH_H_
+
+#include "core/dtype.h"
+#include "cuda/gemm_plan.h"
+
+namespace offload::cuda {
+
+struct GemmRun;
+struct GroupedGemm;
+
+// Rows of a tile of `kernel`'s blocks for runs of `rows` rows on average.
+int64_t tile_rows_of(GemmKernel kernel, int64_t rows);
+
+struct GemmTypes {
+  DType x = DType::bf16, w = DType::bf16, out = DType::bf16;
+  bool swiglu = false;  // REQUIRES then: out == x
+};
+// `tiles` tiles of tile_rows rows, the p.tiles of it. REQUIRES: kernel is simt, mma_bf16 or mma_scaled.
+void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& types, int64_t tiles, int64_t tile_rows,
+                    cudaStream_t stream);
+
+// exponents[i] = e such that the largest magnitude of row x_rows[i] (null: i) times 2^e lies in [2^14, 2^15), at most
+// 127: BF16 bits times 2^e are exact in FP16 over 29 binades below it. x [*, k] BF16, k a multiple of 8, rows aligned
+// to 16 bytes.
+void launch_row_exponents(const void* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k,
+                          int32_t* exponents, cudaStream_t stream);
+// The same of all rows of the weights of `count` runs: [rows, k] each, into exponents[run * exponents_stride + row].
+void launch_run_exponents(const GemmRun* runs, int64_t count, int64_t rows, int64_t k, int32_t* exponents,
+                          int64_t exponents_stride, cudaStream_t stream);
+// The same of x [rows, k], and out [rows, k] FP16 contiguous = x * 2^e.
+void launch_scale_rows(const void* x, int64_t x_stride, int64_t rows, int64_t k, int32_t* exponents, void* out,
+                       cudaStream_t stream);
+// out [m, n] of `dtype` = sums [m, n] F32 contiguous x 2^-(x_exponents[row] + w_exponents[column]), rounded once.
+void launch_unscale(const float* sums, int64_t m, int64_t n, const int32_t* x_exponents, const int32_t* w_exponents,
+                    void* out, int64_t out_stride, DType dtype, cudaStream_t stream);
+
+}  // namespace offload::cuda
+
+#endif  // OFFLOAD_CUDA_GEMM_LAUNCH_H_

@@ -1,0 +1,40 @@
+// Which kernel a matrix product of given shape and types gets on a device: pure functions, tested without one.
+#ifndef OFFLOAD_CUDA_GEMM_PLAN_H_
+#define OFFLOAD_CUDA_GEMM_PLAN_H_
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/dtype.h"
+#include "cuda/device.h"
+
+namespace offload::cuda {
+
+enum class GemmKernel : uint8_t {
+  canonical,   // up to kCanonicalRowsMax rows: the order of core/canonical.h, bound by reading the weights
+  simt,        // FP32 FMAs on the ordinary units; any types and alignment
+  mma_bf16,    // own tiles on BF16 matrix units
+  mma_scaled,  // own tiles on FP16 matrix units: BF16 bits become FP16 by a power of two per row
+  blas_bf16,   // cuBLAS on BF16
+  blas_scaled  // cuBLAS on FP16 made as for mma_scaled
+};
+std::string_view gemm_kernel_name(GemmKernel kernel);
+
+struct GemmShape {
+  int64_t m = 0, n = 0, k = 0;
+  DType x = DType::bf16, w = DType::bf16, out = DType::bf16;
+  bool aligned = true;   // rows of x and w start at multiples of 16 bytes
+  bool grouped = false;  // rows gathered for one of several weights
+};
+
+// Rows from which converting all of x and w once beats converting tiles as they are read.
+inline constexpr int64_t kBlasScaledRowsMin = 128;
+
+GemmKernel plan_gemm(const GemmShape& shape, const DeviceCaps& caps);
+
+// Rows of a tile of the own kernels, for runs of `rows` rows on average: 64 or 128.
+int64_t plan_tile_rows(int64_t rows);
+
+}  // namespace offload::cuda
+
+#endif  // OFFLOAD_CUDA_GEMM_PLAN_H_
