@@ -1,0 +1,156 @@
+// The CUDA kernels: the op suite on the plans of this card and of Turing, the bits of the canonical order against the
+// CPU's, and the same bits on repeat. Skipped, with the reason, where there is no device.
+#include <doctest/doctest.h>
+
+#include "cpu/cpu_ops.h"
+#include "cuda/cuda_backend.h"
+#include "op_handed.h"
+#include "op_suite.h"
+#include "op_traps.h"
+
+using namespace offload;
+using cuda::CudaBackend;
+
+namespace {
+
+class DeviceMirror final : public Mirror {
+ public:
+  explicit DeviceMirror(Backend& backend) : backend_(backend) {}
+  void* allocate(int64_t bytes) override {
+    blocks_.push_back(backend_.allocate(std::max<int64_t>(bytes, 1), "a test"));
+    return blocks_.back().data();
+  }
+  void release_all() override { blocks_.clear(); }
+  void upload(void* device, const void* host, int64_t bytes) override {
+    backend_.upload({static_cast<const std::byte*>(host), static_cast<size_t>(bytes)},
+                    Tensor(device, DType::u8, {bytes}));
+  }
+  void download(void* host, const void* device, int64_t bytes) override {
+    backend_.download(Tensor(const_cast<void*>(device), DType::u8, {bytes}),
+                      {static_cast<std::byte*>(host), static_cast<size_t>(bytes)});
+  }
+
+ private:
+  Backend& backend_;
+  std::vector<Buffer> blocks_;
+};
+
+bool no_device() {
+  const cuda::DeviceCount devices = cuda::count_devices();
+  if (devices.count == 0) MESSAGE("skipped: no CUDA device: ", devices.why_none);
+  return devices.count == 0;
+}
+
+// What this card would choose, and what a 2080 Ti would.
+const std::vector<std::optional<int>> kPlans = {std::nullopt, 75};
+
+std::string plan_name(const CudaBackend& backend) {
+  return fmt::format("{}, plans of sm_{}", backend.caps().name, backend.caps().sm);
+}
+
+}  // namespace
+
+TEST_CASE("every_case_passes_on_native_and_forced_plans_and_repeats_its_bits") {
+  if (no_device()) return;
+  for (const std::optional<int> force_sm : kPlans) {
+    CudaBackend backend(0, force_sm);
+    CAPTURE(plan_name(backend));
+    DeviceMirror mirror(backend);
+    double worst = 0;
+    std::string worst_case;
+    for (const OpCase& test : all_op_cases()) {
+      const CaseResult result = run_case(test, backend.ops(), mirror);
+      CHECK_MESSAGE(result.passed(), result.failure);
+      CHECK_MESSAGE(run_case(test, backend.ops(), mirror).output_hash == result.output_hash, test.name);
+      if (result.error_over_bound > worst) {
+        worst = result.error_over_bound;
+        worst_case = test.name;
+      }
+    }
+    MESSAGE(plan_name(backend), ": largest error ", worst, " of its bound, in ", worst_case);
+  }
+}
+
+TEST_CASE("few_rows_have_the_bits_of_the_cpu") {
+  if (no_device()) return;
+  for (const std::optional<int> force_sm : kPlans) {
+    CudaBackend backend(0, force_sm);
+    DeviceMirror mirror(backend);
+    HostMirror host;
+    cpu::CpuOps cpu_ops({.threads = 2});
+    int64_t compared = 0;
+    for (const OpCase& test : op_cases("linear")) {
+      if (test.tensors[0].shape[0] > kCanonicalRowsMax) continue;
+      CHECK_MESSAGE(run_case(test, backend.ops(), mirror).output_hash == run_case(test, cpu_ops, host).output_hash,
+                    test.name);
+      ++compared;
+    }
+    CHECK(compared > 10);
+    compared = 0;
+    for (const OpCase& test : op_cases("swiglu_experts")) {
+      if (test.tensors[0].shape[0] > kCanonicalRowsMax) continue;  // so no run can be longer
+      CHECK_MESSAGE(run_case(test, backend.ops(), mirror).output_hash == run_case(test, cpu_ops, host).output_hash,
+                    test.name);
+      ++compared;
+    }
+    CHECK(compared > 2);
+  }
+}
+
+#define OFL_CUDA_TRAP_TEST(name)                 \
+  TEST_CASE(#name) {                             \
+    if (no_device()) return;                     \
+    for (const std::optional<int> sm : kPlans) { \
+      CudaBackend backend(0, sm);                \
+      CAPTURE(plan_name(backend));               \
+      DeviceMirror mirror(backend);              \
+      OpValues values(backend.ops(), mirror);    \
+      name(values);                              \
+    }                                            \
+  }
+OFL_FOR_EACH_OP_TRAP(OFL_CUDA_TRAP_TEST)
+OFL_FOR_EACH_HANDED_CASE(OFL_CUDA_TRAP_TEST)
+
+TEST_CASE("device_memory_that_cannot_be_had_is_refused_with_what_is_free") {
+  if (no_device()) return;
+  CudaBackend backend(0);
+  try {
+    static_cast<void>(backend.allocate(int64_t{1} << 50, "a test"));
+    FAIL("a pebibyte was given");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::resource);
+    CHECK(error.message().find("for a test") != std::string::npos);
+    CHECK(error.message().find("are free") != std::string::npos);
+  }
+  CHECK(backend.allocate(1 << 20, "a test").bytes() == 1 << 20);  // the refusal left no error behind
+}
+
+TEST_CASE("copies_and_calls_of_a_lane_keep_their_order") {
+  if (no_device()) return;
+  CudaBackend backend(0);
+  backend.create_events(2);
+  constexpr int64_t kBytes = 8 << 20;
+  const Buffer host = backend.allocate_host(kBytes, "a test"), device = backend.allocate(kBytes, "a test");
+  const Tensor tensor(device.data(), DType::u8, {kBytes});
+  struct Filler {
+    std::byte* data;
+    int next = 0;
+  } filler{static_cast<std::byte*>(host.data())};
+  const auto fill = [](void* context) {
+    auto& f = *static_cast<Filler*>(context);
+    ++f.next;
+    std::fill_n(f.data, kBytes, static_cast<std::byte>(f.next));
+  };
+  for (int round = 1; round <= 4; ++round) {
+    Lane& lane = backend.copy_lane();
+    lane.wait(1);
+    lane.call(fill, &filler);
+    lane.copy_in({static_cast<const std::byte*>(host.data()), static_cast<size_t>(kBytes)}, tensor);
+    lane.record(0);
+    backend.compute_lane().wait(0);
+    std::vector<std::byte> back(kBytes);
+    backend.download(tensor, back);
+    backend.compute_lane().record(1);
+    CHECK(std::all_of(back.begin(), back.end(), [&](std::byte b) { return b == static_cast<std::byte>(round); }));
+  }
+}
