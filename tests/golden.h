@@ -57,6 +57,12 @@ class Golden {
     const TensorEntry& entry = tensors_.at(name);
     return {tensors_.read_as_f32(entry), entry.shape.back()};
   }
+  std::vector<int32_t> ids(const std::string& name) const {
+    const TensorEntry& entry = tensors_.at(name);
+    std::vector<int32_t> values(static_cast<size_t>(entry.bytes / 4));
+    tensors_.read(entry, 0, std::as_writable_bytes(std::span(values)));
+    return values;
+  }
 
  private:
   static std::string dir() { return OFFLOAD_SOURCE_DIR "/tests/data/golden/demo-qwen4-exp"; }
