@@ -27,7 +27,7 @@ std::unique_ptr<Backend> device(std::optional<int> force_sm) {
   return std::make_unique<cuda::CudaBackend>(0, force_sm);
 }
 
-const char* plan_name(std::optional<int> force_sm) {
+std::string plan_name(std::optional<int> force_sm) {
   return force_sm ? "forced sm_75" : "native";
 }
 
@@ -69,7 +69,7 @@ TEST_CASE("bf16_arms_stay_within_the_noise_floor_of_plain_bf16_on_a_device") {
       GoldenRun runner(device(sm), arithmetic, {.cache = kAllSlots});
       const NoiseFloor floor = noise_floor(runner, oracle, golden);
       MESSAGE(plan_name(sm), ", bf16 ",
-              arithmetic.rounding == Rounding::reference ? "reference: " : "fused: ", floor.text());
+              std::string(arithmetic.rounding == Rounding::reference ? "reference: " : "fused: "), floor.text());
       CHECK(floor.within());
     }
 }

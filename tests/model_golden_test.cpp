@@ -90,7 +90,7 @@ TEST_CASE("bf16_arms_stay_within_the_noise_floor_of_plain_bf16") {
   for (const Arithmetic& arithmetic : {kReference, kFused}) {
     Runner runner(arithmetic);
     const NoiseFloor floor = noise_floor(runner, oracle, golden);
-    MESSAGE("bf16 ", arithmetic.rounding == Rounding::reference ? "reference: " : "fused: ", floor.text());
+    MESSAGE("bf16 ", std::string(arithmetic.rounding == Rounding::reference ? "reference: " : "fused: "), floor.text());
     CHECK(floor.within());
   }
 }

@@ -10,10 +10,70 @@
 #include "cpu/cpu_ops.h"
 #include "cpu/roofs.h"
 #include "cpu/thread_collective.h"
+#ifdef OFFLOAD_CUDA
+#include "cuda/cuda_backend.h"
+#include "cuda/roofs.h"
+#endif
 
 namespace offload::tools {
 
-std::unique_ptr<Backend> make_backend(const Settings& settings) {
+#ifdef OFFLOAD_CUDA
+namespace {
+
+std::unique_ptr<Backend> make_cuda_backend(const Settings& settings, int rank) {
+  return std::make_unique<cuda::CudaBackend>(rank % cuda::count_devices().count, settings.force_sm);
+}
+
+PinHooks cuda_pinning() {
+  return {.pin = cuda::pin_host_memory, .unpin = cuda::unpin_host_memory};
+}
+
+Roofs cuda_roofs(const Settings& settings) {
+  const cuda::DeviceCaps caps = cuda::query_device(0, settings.force_sm);
+  return {.read_bytes_per_s = cuda::measure_device_read_bytes_per_s(caps),
+          .flops_per_s =
+              cuda::measure_gemm_flops_per_s(caps, caps.has_bf16_mma() ? cuda::GemmType::bf16 : cuda::GemmType::f16),
+          .link_bytes_per_s = cuda::measure_link_bytes_per_s(caps)};
+}
+
+std::string cuda_name(const Settings& settings) {
+  const cuda::DeviceCaps caps = cuda::query_device(0, settings.force_sm);
+  return fmt::format("{}, plans of sm_{}", caps.name, caps.sm);
+}
+
+}  // namespace
+
+std::string why_no_cuda() {
+  return cuda::count_devices().why_none;
+}
+#else
+namespace {
+
+[[noreturn]] void no_cuda() {
+  throw_error(ErrorCode::internal, "this build has no CUDA backend");
+}
+std::unique_ptr<Backend> make_cuda_backend(const Settings&, int) {
+  no_cuda();
+}
+PinHooks cuda_pinning() {
+  no_cuda();
+}
+Roofs cuda_roofs(const Settings&) {
+  no_cuda();
+}
+std::string cuda_name(const Settings&) {
+  no_cuda();
+}
+
+}  // namespace
+
+std::string why_no_cuda() {
+  return "this build has no CUDA backend";
+}
+#endif
+
+std::unique_ptr<Backend> make_backend(const Settings& settings, int rank) {
+  if (settings.device == "cuda") return make_cuda_backend(settings, rank);
   OFL_ASSERT(settings.device == "cpu");
   const int threads_of_rank = std::max(1, settings.threads / settings.tp);
   return std::make_unique<cpu::CpuBackend>(
@@ -28,7 +88,8 @@ struct DeviceSet::Group {
 DeviceSet::~DeviceSet() = default;
 
 DeviceSet::DeviceSet(const Settings& settings) {
-  for (int rank = 0; rank < settings.tp; ++rank) backends_.push_back(make_backend(settings));
+  if (settings.device == "cuda") pinning_ = cuda_pinning();
+  for (int rank = 0; rank < settings.tp; ++rank) backends_.push_back(make_backend(settings, rank));
   if (settings.tp == 1) return;
   group_ = std::make_unique<Group>(settings.tp);
   for (int rank = 0; rank < settings.tp; ++rank) ends_.push_back(group_->threads.end(rank));
@@ -39,18 +100,22 @@ Devices DeviceSet::devices() const {
   std::vector<Collective*> ends;
   for (const auto& backend : backends_) backends.push_back(backend.get());
   for (const auto& end : ends_) ends.push_back(end.get());
-  return {std::move(backends), std::move(ends)};
+  Devices devices{std::move(backends), std::move(ends)};
+  devices.pinning = pinning_;
+  return devices;
 }
 
 Roofs measure_roofs(const Settings& settings) {
+  if (settings.device == "cuda") return cuda_roofs(settings);
   OFL_ASSERT(settings.device == "cpu");
   return {.read_bytes_per_s = cpu::measure_dram_read_bytes_per_s(settings.threads),
           .flops_per_s = cpu::measure_fma_flops_per_s(settings.threads, cpu::best_isa())};
 }
 
-std::string_view instruction_set(const Settings& settings) {
+std::string instruction_set(const Settings& settings) {
+  if (settings.device == "cuda") return cuda_name(settings);
   OFL_ASSERT(settings.device == "cpu");
-  return cpu::isa_name(cpu::best_isa());
+  return std::string(cpu::isa_name(cpu::best_isa()));
 }
 
 namespace {

@@ -12,8 +12,11 @@
 
 namespace offload::tools {
 
+// Why "--device auto" does not mean cuda here, in one line; empty where it does.
+std::string why_no_cuda();
+
 // REQUIRES: settings from settings_of().
-std::unique_ptr<Backend> make_backend(const Settings& settings);
+std::unique_ptr<Backend> make_backend(const Settings& settings, int rank = 0);
 
 // One backend per rank and what joins them. Outlives the engine.
 class DeviceSet {
@@ -25,6 +28,7 @@ class DeviceSet {
  private:
   struct Group;  // what the collectives of one backend share
 
+  PinHooks pinning_;
   std::vector<std::unique_ptr<Backend>> backends_;
   std::unique_ptr<Group> group_;
   std::vector<std::unique_ptr<Collective>> ends_;
@@ -32,13 +36,14 @@ class DeviceSet {
 
 // What the device can do at most, measured now, with settings.threads on a CPU. Takes seconds.
 struct Roofs {
-  double read_bytes_per_s = 0;  // of the memory that weights lie in
-  double flops_per_s = 0;       // FP32 FMAs, two operations each
+  double read_bytes_per_s = 0;  // of the device's memory
+  double flops_per_s = 0;       // FP32 FMAs on a CPU, a large 16-bit GEMM on a GPU; an FMA is two
+  double link_bytes_per_s = 0;  // host to device, page-locked; 0 on a CPU
 };
 Roofs measure_roofs(const Settings& settings);
 
-// "avx2", ...: the kernels that make_backend's backend uses.
-std::string_view instruction_set(const Settings& settings);
+// "avx2", "NVIDIA H200, plans of sm_75", ...: the kernels that make_backend's backend uses.
+std::string instruction_set(const Settings& settings);
 
 // Measurements of this host's cores with so many threads.
 ProbeFunctions host_probe(int threads);

@@ -85,6 +85,8 @@ std::vector<BenchCase> chosen_cases(const CaseChoice& choice) {
 BenchRow measure_case(const BenchCase& bench, int64_t repeat, const Settings& settings) {
   const std::unique_ptr<Backend> backend = make_backend(settings);
   Ops& ops = backend->ops();
+  backend->create_events(0);
+  Lane& lane = backend->compute_lane();
   BenchMemory memory(*backend);
   const PreparedBench prepared = bench.prepare(memory);
   ops.set_planning(true);
@@ -104,9 +106,11 @@ BenchRow measure_case(const BenchCase& bench, int64_t repeat, const Settings& se
   const auto time_of = [&](int64_t calls) {
     const auto begin = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < calls; ++i) prepared.run(ops, call++);
+    lane.drain();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
   int64_t calls = 1;
+  lane.drain();
   while (time_of(calls) < kSampleSeconds) calls *= 2;  // the warm-up
   for (int64_t i = 0; i < repeat; ++i) {
     stop_if_interrupted();

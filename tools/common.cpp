@@ -14,6 +14,7 @@
 #include <new>
 #include <thread>
 
+#include "backends.h"
 #include "core/base.h"
 #include "terminal.h"
 
@@ -52,8 +53,6 @@ void require_choice(std::string_view flag, std::string_view value, std::initiali
 // Flags of parts that do not exist yet. Values that would be wrong anyway are called wrong first.
 void refuse_what_is_not_built(const SharedFlags& flags) {
   const auto refuse = [](std::string_view what) { throw_error(ErrorCode::usage, "{}", what); };
-  require_choice("--device", flags.device, {"auto", "cpu", "cuda"});
-  if (flags.device == "cuda") refuse("--device cuda: this build has no CUDA backend yet; use --device cpu");
   if (flags.cpu_experts != "auto") {
     std::string_view percent = flags.cpu_experts;
     const bool is_percent = percent.ends_with('%');
@@ -65,9 +64,31 @@ void refuse_what_is_not_built(const SharedFlags& flags) {
     }
     if (flags.cpu_experts != "100%") refuse("--cpu-experts: this build runs all experts on the CPU; use auto");
   }
-  if (!flags.vram_budget.empty()) refuse("--vram-budget: this build has no GPU backend yet; leave it out");
-  if (!flags.force_sm.empty()) refuse("--force-sm: this build has no CUDA backend yet; leave it out");
   if (!flags.trace.empty()) refuse("--trace is not built yet; leave it out");
+}
+
+int64_t parse_gib(std::string_view flag, std::string_view text) {
+  const double value = parse_number(flag, text);
+  if (!(value > 0 && value <= 1 << 20))
+    throw_error(ErrorCode::usage, "{} is \"{}\"; expected GiB, above 0 and at most {}", flag, printable(text), 1 << 20);
+  return std::max(int64_t{1}, static_cast<int64_t>(value * kGib));
+}
+
+// Which device "auto" means, and that what a device alone takes is given for one alone.
+void choose_device(const SharedFlags& flags, Settings& settings) {
+  require_choice("--device", flags.device, {"auto", "cpu", "cuda"});
+  if (!flags.vram_budget.empty()) settings.vram_budget_bytes = parse_gib("--vram-budget", flags.vram_budget);
+  if (!flags.force_sm.empty())
+    settings.force_sm = static_cast<int>(parse_integer("--force-sm", flags.force_sm, 75, 999));
+  const std::string why_not = flags.device == "cpu" ? "--device is cpu" : why_no_cuda();
+  settings.device = why_not.empty() ? "cuda" : "cpu";
+  if (flags.device == "cuda" && !why_not.empty())
+    throw_error(ErrorCode::usage, "--device cuda: {}; use --device cpu", why_not);
+  if (flags.device == "auto" && !why_not.empty())
+    settings.device_note = fmt::format("computing on the CPU: {}", why_not);
+  if (settings.device == "cuda") return;
+  for (const auto& [flag, value] : {std::pair{"--vram-budget", flags.vram_budget}, {"--force-sm", flags.force_sm}})
+    if (!value.empty()) throw_error(ErrorCode::usage, "{} is for a GPU, but {}; leave it out", flag, why_not);
 }
 
 std::string folder_of_executable() {
@@ -124,13 +145,6 @@ void check_model(const std::string& path, bool dummy_weights) {
                 std::strerror(errno));
 }
 
-int64_t parse_gib(std::string_view flag, std::string_view text) {
-  const double value = parse_number(flag, text);
-  if (!(value > 0 && value <= 1 << 20))
-    throw_error(ErrorCode::usage, "{} is \"{}\"; expected GiB, above 0 and at most {}", flag, printable(text), 1 << 20);
-  return std::max(int64_t{1}, static_cast<int64_t>(value * kGib));
-}
-
 }  // namespace
 
 void add_shared_flags(CLI::App& app, SharedFlags& flags) {
@@ -143,20 +157,20 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   };
   text("--model", flags.model, "DIR",
        "checkpoint folder (safetensors), or for a dummy its config.json; default: the bundled demo");
-  text("--device", flags.device, "auto|cpu|cuda", "where to compute; this build has cpu alone");
+  text("--device", flags.device, "auto|cpu|cuda", "where to compute; auto: cuda where there is a GPU");
   text("--tp", flags.tp, "N", "ranks of tensor parallelism, as threads of this process; default 1");
   text("--context", flags.context, "N", "positions a sequence may have; default: the model's, at most 32768");
   text("--chunk", flags.chunk, "N", "prompt tokens computed at once; default 512");
-  text("--vram-budget", flags.vram_budget, "GIB", "GPU memory of a rank; not built yet");
+  text("--vram-budget", flags.vram_budget, "GIB", "GPU memory of each rank; default: what the GPU has free");
   text("--ram-budget", flags.ram_budget, "GIB", "refuse a plan that needs more host memory");
   text("--expert-slots", flags.expert_slots, "N",
-       "slots of each rank's expert cache; default 0: experts run where they lie");
+       "slots of each rank's expert cache; default: on a GPU as many as fit, on the CPU 0: experts run where they lie");
   text("--shard", flags.shard, "expert|slice|auto", "experts over ranks: whole, or a slice of each; auto: expert");
   text("--arm", flags.arm, "NAME", "arithmetic: bf16 (default), bf16-reference, fp32");
   text("--cpu-experts", flags.cpu_experts, "auto|off|N%", "experts computed by the CPU; this build: all, auto");
   text("--threads", flags.threads, "N", "CPU threads; default: all cores");
   text("--load-format", flags.load_format, "auto|dummy", "dummy: weights made up from --seed; needs config.json alone");
-  text("--force-sm", flags.force_sm, "N", "kernels of another GPU generation; not built yet");
+  text("--force-sm", flags.force_sm, "N", "choose kernels as for an older GPU generation, e.g. 75 for Turing");
   text("--seed", flags.seed, "N", "seed of sampling and of dummy weights; default 0: a run repeats itself");
   text("--trace", flags.trace, "FILE.json", "time line of a run; not built yet");
   app.add_flag("--dry-run", flags.dry_run, "print the memory plan and stop")->group("Model and machine");
@@ -173,6 +187,7 @@ EngineOptions Settings::engine_options() const {
   options.chunk = chunk;
   options.load_threads = threads;
   options.ram_budget_bytes = ram_budget_bytes;
+  options.vram_budget_bytes = vram_budget_bytes;
   options.shard = shard;
   options.cache.slots = expert_slots;
   options.arithmetic = arithmetic;
@@ -183,7 +198,7 @@ Settings settings_of(const SharedFlags& flags) {
   refuse_what_is_not_built(flags);
   require_choice("--load-format", flags.load_format, {"auto", "dummy"});
   Settings settings;
-  settings.device = "cpu";
+  choose_device(flags, settings);
   settings.arm = flags.arm;
   settings.arithmetic = arithmetic_of(flags.arm);
   settings.dummy_weights = flags.load_format == "dummy";

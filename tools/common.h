@@ -41,8 +41,11 @@ struct Settings {
   int64_t context = 0, chunk = 0;  // 0: the engine's choice
   int tp = 1;
   ShardForm shard = ShardForm::expert;
-  int64_t expert_slots = 0;                      // of each rank's cache; 0: no cache
-  std::optional<int64_t> ram_budget_bytes = {};  // nothing: what the system has
+  int64_t expert_slots = 0;                       // of each rank's cache; 0: no cache
+  std::optional<int64_t> ram_budget_bytes = {};   // nothing: what the system has
+  std::optional<int64_t> vram_budget_bytes = {};  // of each rank; nothing: what its device has
+  std::optional<int> force_sm = {};               // plan for this generation of GPUs
+  std::string device_note = {};                   // why the device is not what "auto" prefers, for a log
   Arithmetic arithmetic;
 
   EngineOptions engine_options() const;

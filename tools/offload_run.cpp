@@ -214,6 +214,7 @@ int run(const RunFlags& flags) {
   const Settings settings = settings_of(flags.shared);
   if (settings.is_bundled_demo)
     say(kProgram, fmt::format("no --model given; using the bundled demo {}", printable(settings.model_dir, 4096)));
+  if (!settings.device_note.empty()) say(kProgram, settings.device_note);
   if (flags.shared.dry_run) return dry_run(settings, flags.shared.json);
 
   const ModelSpec spec = load_model_spec(settings.model_dir);

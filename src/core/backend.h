@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -72,6 +73,9 @@ class Backend {
   virtual std::string_view name() const = 0;  // "cpu", "cuda:0"
   // Whether what allocate() gives is host memory, which host code may read and which counts as such.
   virtual bool uses_host_memory() const = 0;
+
+  // Device memory that allocate() could give now; nothing where it is host memory.
+  virtual std::optional<int64_t> free_bytes() { return {}; }
 
   // First call of a thread that takes the backend over.
   virtual void bind_thread() {}

@@ -61,18 +61,24 @@ void CudaBackend::bind_thread() {
   check(cudaSetDevice(caps_.device), "choosing the device");
 }
 
+std::optional<int64_t> CudaBackend::free_bytes() {
+  bind_thread();
+  size_t free_bytes = 0, total_bytes = 0;
+  check(cudaMemGetInfo(&free_bytes, &total_bytes), "reading the device's free memory");
+  return static_cast<int64_t>(free_bytes);
+}
+
 Buffer CudaBackend::allocate(int64_t bytes, std::string_view tag) {
   if (bytes == 0) return {};
+  bind_thread();
   void* data = nullptr;
   const cudaError_t status = cudaMalloc(&data, static_cast<size_t>(bytes));
   if (status == cudaErrorMemoryAllocation) {
     static_cast<void>(cudaGetLastError());  // not sticky
-    size_t free_bytes = 0, total_bytes = 0;
-    check(cudaMemGetInfo(&free_bytes, &total_bytes), "reading the device's free memory");
     throw_error(ErrorCode::resource,
                 "{} bytes on {} for {} could not be had: {} of {} are free; lower --vram-budget, --context or --chunk, "
                 "or stop what else uses the device",
-                bytes, name_, tag, free_bytes, total_bytes);
+                bytes, name_, tag, *free_bytes(), caps_.memory_bytes);
   }
   check(status, "taking device memory");
   return {*this, data, bytes};
@@ -80,6 +86,7 @@ Buffer CudaBackend::allocate(int64_t bytes, std::string_view tag) {
 
 Buffer CudaBackend::allocate_host(int64_t bytes, std::string_view tag) {
   if (bytes == 0) return {};
+  bind_thread();
   void* data = nullptr;
   const cudaError_t status = cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocDefault);
   if (status == cudaErrorMemoryAllocation) {
@@ -104,6 +111,7 @@ void CudaBackend::release(void* data, int64_t) noexcept {
 
 void CudaBackend::create_events(int count) {
   OFL_ASSERT(events_.empty());
+  bind_thread();
   events_.resize(static_cast<size_t>(count));
   for (cudaEvent_t& event : events_)
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
@@ -111,19 +119,22 @@ void CudaBackend::create_events(int count) {
 
 void CudaBackend::upload(std::span<const std::byte> host, const Tensor& device) {
   OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
+  bind_thread();
   staging_->copy_in(host, device.data(), compute_->stream());
 }
 
 void CudaBackend::download(const Tensor& device, std::span<std::byte> host) {
   OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
+  bind_thread();
   staging_->copy_out(device.data(), host, compute_->stream());
 }
 
 void CudaBackend::fill_zero(const Tensor& device) {
   OFL_ASSERT(device.contiguous());
-  if (device.bytes() > 0)
-    check(cudaMemsetAsync(device.data(), 0, static_cast<size_t>(device.bytes()), compute_->stream()),
-          "clearing device memory");
+  if (device.bytes() == 0) return;
+  bind_thread();
+  check(cudaMemsetAsync(device.data(), 0, static_cast<size_t>(device.bytes()), compute_->stream()),
+        "clearing device memory");
 }
 
 // --- pinning ---

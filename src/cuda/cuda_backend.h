@@ -1,8 +1,8 @@
 // CudaBackend: one CUDA device as a Backend: its memory, its two lanes as streams, and its ops.
 //
 // Owns the streams, the events and the ops. upload() returns when the host bytes may be reused and is ordered on the
-// compute lane; download() and fill_zero() come after everything on it. Confined to one thread at a time, which must
-// call bind_thread() once. After a device fault every later call throws.
+// compute lane; download() and fill_zero() come after everything on it. Confined to one thread at a time; the ops
+// and lanes are for the thread that called bind_thread() last. After a device fault every later call throws.
 #ifndef OFFLOAD_CUDA_CUDA_BACKEND_H_
 #define OFFLOAD_CUDA_CUDA_BACKEND_H_
 
@@ -51,6 +51,7 @@ class CudaBackend final : public Backend {
 
   std::string_view name() const override { return name_; }
   bool uses_host_memory() const override { return false; }
+  std::optional<int64_t> free_bytes() override;
   void bind_thread() override;
   Buffer allocate(int64_t bytes, std::string_view tag) override;
   Buffer allocate_host(int64_t bytes, std::string_view tag) override;

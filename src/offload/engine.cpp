@@ -12,6 +12,11 @@ ResidencyLoadOptions expert_load_options(const EngineOptions& options) {
   return {.threads = options.load_threads};
 }
 
+// Bytes that a rank may use of its device.
+int64_t device_budget(const EngineOptions& options, Backend& backend) {
+  return options.vram_budget_bytes.value_or(*backend.free_bytes() - Engine::kDeviceReserveBytes);
+}
+
 // Refuses a world that the model cannot be split over, naming those that it can.
 void check_world(const ModelSpec& spec, int world, ShardForm form) {
   const std::vector<int> worlds = tensor_parallel_worlds(spec, form == ShardForm::slice);
@@ -42,7 +47,7 @@ Engine::Engine(const EngineOptions& options, const Devices& devices)
   plan(options, devices);
   plan_budget(options);
   budget_.require_fit();
-  if (!options.plan_only) load(options);
+  if (!options.plan_only) load(options, devices);
 }
 
 Engine::~Engine() = default;
@@ -66,14 +71,7 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
   residency_.emplace(*source_, layers, Model::expert_shape(spec_, expert_dtype(*source_, layers.front())),
                      ResidencyOptions{.form = options.shard, .world = world});
   for (int r = 0; r < world; ++r) {
-    const RankOptions rank{.slice = {r, world},
-                           .arithmetic = options.arithmetic,
-                           .context = context_,
-                           .chunk = chunk_,
-                           .cache = options.cache};
-    Collective* collective = world == 1 ? nullptr : devices.collectives[static_cast<size_t>(r)];
-    ranks_.push_back(std::make_unique<RankContext>(spec_, rank, *devices.backends[static_cast<size_t>(r)], collective,
-                                                   *source_, *residency_));
+    ranks_.push_back(plan_rank(options, devices, r));
     const RankMemory& memory = ranks_.back()->memory();
     memory_.weights += memory.weights;
     memory_.sequence += memory.sequence;
@@ -87,7 +85,30 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
   memory_.experts = residency_->bytes();
 }
 
-// The plan's bytes against what the host has. What a device has, its backend alone knows: no limit is set there yet.
+// A rank's plan. On a device whose cache was given no size, as many slots as its memory has room for beside the rest.
+std::unique_ptr<RankContext> Engine::plan_rank(const EngineOptions& options, const Devices& devices, int rank) const {
+  const auto world = static_cast<int>(devices.backends.size());
+  Backend& backend = *devices.backends[static_cast<size_t>(rank)];
+  Collective* collective = world == 1 ? nullptr : devices.collectives[static_cast<size_t>(rank)];
+  RankOptions rank_options{.slice = {rank, world},
+                           .arithmetic = options.arithmetic,
+                           .context = context_,
+                           .chunk = chunk_,
+                           .cache = options.cache};
+  const auto make = [&] {
+    return std::make_unique<RankContext>(spec_, rank_options, backend, collective, *source_, *residency_);
+  };
+  if (backend.uses_host_memory() || options.cache.slots > 0) return make();
+  rank_options.cache.slots = 1;
+  std::unique_ptr<RankContext> planned = make();
+  const RankMemory& least = planned->memory();
+  const int64_t room = device_budget(options, backend) - least.weights - least.sequence - least.workspace;
+  rank_options.cache.slots = std::clamp<int64_t>(room / least.slots, 1, residency_->blocks(rank));
+  planned.reset();
+  return make();
+}
+
+// The plan's bytes against what the host and the devices have.
 void Engine::plan_budget(const EngineOptions& options) {
   const MemoryPlace host = MemoryPlace::ram();
   if (options.ram_budget_bytes) {
@@ -101,7 +122,10 @@ void Engine::plan_budget(const EngineOptions& options) {
   budget_.add("load staging", residency_->load_staging_bytes(expert_load_options(options)), host);
   for (int r = 0; r < world(); ++r) {
     const RankMemory& memory = rank(r).memory();
-    const MemoryPlace place = rank(r).backend().uses_host_memory() ? host : MemoryPlace::vram(r);
+    Backend& backend = rank(r).backend();
+    const MemoryPlace place = backend.uses_host_memory() ? host : MemoryPlace::vram(r);
+    if (!backend.uses_host_memory())
+      budget_.limit(place, device_budget(options, backend), options.vram_budget_bytes ? "--vram-budget" : "the device");
     const std::string of = world() == 1 ? "" : fmt::format(" of rank {}", r);
     budget_.add("weights" + of, memory.weights, place);
     budget_.add("expert slots" + of, memory.slots, place, {"lower --expert-slots", memory.slots});
@@ -110,7 +134,7 @@ void Engine::plan_budget(const EngineOptions& options) {
   }
 }
 
-void Engine::load(const EngineOptions& options) {
+void Engine::load(const EngineOptions& options, const Devices& devices) {
   const int64_t total = memory_.weights + memory_.experts + memory_.tables;
   int64_t done = 0;
   const auto progress = [&](int64_t bytes) {
@@ -123,7 +147,10 @@ void Engine::load(const EngineOptions& options) {
     tables.push_back(table.get());
   }
   for (const auto& rank : ranks_) rank->load(tables, progress);
-  residency_->load(expert_load_options(options), progress);
+  ResidencyLoadOptions experts = expert_load_options(options);
+  experts.pinning = devices.pinning;
+  if (experts.pinning.pin) experts.memlock_bytes = read_system_memory().memlock_bytes;
+  residency_->load(experts, progress);
   warnings_.insert(warnings_.end(), residency_->warnings().begin(), residency_->warnings().end());
   logits_.resize(static_cast<size_t>(std::min(RankContext::kLogitTile, chunk_) * spec_.vocab));
   if (world() > 1) collectives_.front()->reserve(chunk_ * spec_.hidden);
@@ -144,7 +171,11 @@ Sequence Engine::new_sequence() {
 
 void Engine::run_ranks(const std::function<void(int)>& work) {
   try {
-    team_->run(work, [&](int rank) {
+    const auto bound_work = [&](int rank) {
+      ranks_[static_cast<size_t>(rank)]->backend().bind_thread();
+      work(rank);
+    };
+    team_->run(bound_work, [&](int rank) {
       if (world() > 1) collectives_[static_cast<size_t>(rank)]->abort();
     });
   } catch (...) {

@@ -25,6 +25,7 @@ namespace offload {
 struct Devices {
   std::vector<Backend*> backends;
   std::vector<Collective*> collectives;  // empty for one rank
+  PinHooks pinning = {};                 // of host memory that the devices copy from
 
   Devices(Backend& one) : backends{&one} {}  // NOLINT: one backend is a world of one
   Devices(std::vector<Backend*> all, std::vector<Collective*> ends)
@@ -42,6 +43,8 @@ struct EngineOptions {
   ExpertCacheOptions cache;
   // Host memory that may be used; nothing: what the system has available.
   std::optional<int64_t> ram_budget_bytes = {};
+  // Device memory that each rank may use; nothing: what its device has free, less kDeviceReserveBytes.
+  std::optional<int64_t> vram_budget_bytes = {};
   bool plan_only = false;  // checks the checkpoint and fills memory(), then stops; feed() and new_sequence() are off
   Arithmetic arithmetic;
   // Told the bytes loaded so far and in all. May throw Error{interrupted} to stop the load.
@@ -72,6 +75,8 @@ class Engine {
  public:
   static constexpr int64_t kContextDefault = 32768;
   static constexpr int64_t kChunkDefault = 512;
+  // Of a device's free memory, for what the driver takes as the run goes on.
+  static constexpr int64_t kDeviceReserveBytes = int64_t{512} << 20;
 
   // Throws Error: input for the checkpoint, usage for options that it cannot meet, resource for memory.
   Engine(const EngineOptions& options, const Devices& devices);
@@ -110,8 +115,9 @@ class Engine {
  private:
   void open(const EngineOptions& options);
   void plan(const EngineOptions& options, const Devices& devices);
+  std::unique_ptr<RankContext> plan_rank(const EngineOptions& options, const Devices& devices, int rank) const;
   void plan_budget(const EngineOptions& options);
-  void load(const EngineOptions& options);
+  void load(const EngineOptions& options, const Devices& devices);
   void run_ranks(const std::function<void(int rank)>& work);
   void step(Sequence& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
             int64_t row_offset, const Model::LayerTap& tap);

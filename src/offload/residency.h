@@ -53,6 +53,7 @@ class Residency {
   std::optional<int> owner(int64_t expert) const;
   bool owns(int rank, int64_t expert) const { return owner(expert).value_or(rank) == rank; }
 
+  int64_t blocks(int rank) const { return layers() * blocks_per_layer(rank); }
   int64_t bytes(int rank) const { return layers() * blocks_per_layer(rank) * block_stride_; }
   int64_t bytes() const;
   int64_t load_staging_bytes(const ResidencyLoadOptions& options) const;
