@@ -2,6 +2,10 @@
 // CPU's, and the same bits on repeat. Skipped, with the reason, where there is no device.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
+
+#include "core/canonical.h"
 #include "cpu/cpu_ops.h"
 #include "cuda/cuda_backend.h"
 #include "op_handed.h"
@@ -95,6 +99,63 @@ TEST_CASE("few_rows_have_the_bits_of_the_cpu") {
     }
     CHECK(compared > 2);
   }
+}
+
+TEST_CASE("rows_that_fill_the_device_arrive_whole") {
+  if (no_device()) return;
+  CudaBackend backend(0);
+  DeviceMirror mirror(backend);
+  OpValues v(backend.ops(), mirror);
+  constexpr int64_t kRows = 1100;
+  for (const int64_t n : {4096, 4097}) {  // several pieces for each thread, aligned and not
+    CAPTURE(n);
+    std::vector<double> x;
+    for (int64_t i = 0; i < kRows * n; ++i) x.push_back(static_cast<double>(i * 7 % 251));
+    const Tensor out = v.blank(DType::f32, {kRows, n});
+    v.run(CopyArgs{.x = v.put(DType::bf16, {kRows, n}, x), .out = out});
+    CHECK(v.take(out) == x);
+    mirror.release_all();
+  }
+}
+
+TEST_CASE("the_alignment_of_a_row_changes_no_bit_of_its_norm") {
+  if (no_device()) return;
+  CudaBackend backend(0);
+  DeviceMirror mirror(backend);
+  OpValues v(backend.ops(), mirror);
+  for (const int64_t n : {128, 2560}) {
+    CAPTURE(n);
+    CaseRandom random("alignment");
+    std::vector<double> x;
+    for (int64_t i = 0; i < n; ++i) x.push_back(random.normal());
+    const Tensor w = v.fill(DType::f32, {1, n}, 0.25);
+    const auto norm = [&](const Tensor& row) {
+      const Tensor out = v.blank(DType::bf16, {1, 1, n});
+      v.run(RmsNormArgs{.x = row, .w = w, .out = out});
+      return v.take(out);
+    };
+    const std::vector<double> aligned = norm(v.put(DType::bf16, {1, 1, n}, x));
+    x.insert(x.begin(), 0.0);
+    CHECK(norm(v.put(DType::bf16, {1, 1, n + 1}, x).narrow(2, 1, n)) == aligned);
+  }
+}
+
+TEST_CASE("a_nan_reaches_what_depends_on_it") {
+  if (no_device()) return;
+  CudaBackend backend(0);
+  DeviceMirror mirror(backend);
+  OpValues v(backend.ops(), mirror);
+  const Tensor gated = v.blank(DType::f32, {1, 1, 2});
+  v.run(MulSigmoidArgs{
+      .x = v.fill(DType::f32, {1, 1, 2}, 1), .gate = v.put(DType::f32, {1, 1, 2}, {NAN, 0}), .out = gated});
+  CHECK(std::isnan(v.take(gated)[0]));
+  CHECK(v.take(gated)[1] == 0.5);
+  const Tensor ids = v.blank(DType::i32, {1, 3}), weights = v.blank(DType::f32, {1, 3});
+  v.run(RouterTopkArgs{.logits = v.put(DType::f32, {1, 4}, {1, NAN, 3, 2}), .ids = ids, .weights = weights});
+  std::vector<double> chosen = v.take(ids);
+  std::sort(chosen.begin(), chosen.end());
+  CHECK(chosen == std::vector<double>{1, 2, 3});  // experts that exist, each once
+  for (const double weight : v.take(weights)) CHECK(std::isnan(weight));
 }
 
 #define OFL_CUDA_TRAP_TEST(name)                 \

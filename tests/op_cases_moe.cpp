@@ -138,7 +138,9 @@ struct CombineShape {
   Shared shared;
 };
 
-void append_combine(std::vector<OpCase>& cases, DType parts, DType out, Rounding rounding, const CombineShape& s) {
+// `local`: the dtype of shared and gate, which is that of out, or BF16 beside an F32 partial sum.
+void append_combine(std::vector<OpCase>& cases, DType parts, DType out, DType local, Rounding rounding,
+                    const CombineShape& s) {
   const Fill poison_absent = [=](CaseRandom& random, std::span<double> values) {
     for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
       const int64_t slot = i / s.n;
@@ -157,29 +159,29 @@ void append_combine(std::vector<OpCase>& cases, DType parts, DType out, Rounding
       padded(input("weights", DType::f32, {s.rows, s.k}, weights), s.pad),
       padded(output("out", out, {s.rows, s.n}), s.pad)};
   if (s.masked) tensors.push_back(padded(input("present", DType::u8, {s.rows, s.k}, mask), s.pad));
-  if (s.shared != Shared::none) tensors.push_back(padded(input("shared", out, {s.rows, s.n}), s.pad));
-  if (s.shared == Shared::gated) tensors.push_back(padded(input("gate", out, {s.rows, 1}, normal(2)), s.pad));
+  if (s.shared != Shared::none) tensors.push_back(padded(input("shared", local, {s.rows, s.n}), s.pad));
+  if (s.shared == Shared::gated) tensors.push_back(padded(input("gate", local, {s.rows, 1}, normal(2)), s.pad));
   const bool rounded = out == DType::bf16 && rounding == Rounding::reference;
-  cases.push_back(
-      {"moe_combine",
-       fmt::format("moe_combine/parts={},out={},{}/rows={},k={},n={},pad={},masked={},shared={}", label(parts),
-                   label(out), label(rounding), s.rows, s.k, s.n, s.pad, s.masked, static_cast<int>(s.shared)),
-       tensors,
-       [=](Ops& ops, Tensors t) {
-         MoeCombineArgs args{.parts = t[0],
-                             .weights = t[1],
-                             .present = {},
-                             .shared = {},
-                             .gate = {},
-                             .out = t[2],
-                             .rounding = rounding};
-         size_t next = 3;
-         if (s.masked) args.present = t[next++];
-         if (s.shared != Shared::none) args.shared = t[next++];
-         if (s.shared == Shared::gated) args.gate = t[next++];
-         ops(args);
-       },
-       rounded ? tolerances::pointwise_rounded : tolerances::pointwise});
+  cases.push_back({"moe_combine",
+                   fmt::format("moe_combine/parts={},out={},{}/rows={},k={},n={},pad={},masked={},shared={}{}",
+                               label(parts), label(out), label(rounding), s.rows, s.k, s.n, s.pad, s.masked,
+                               static_cast<int>(s.shared), local == out ? "" : ":bf16"),
+                   tensors,
+                   [=](Ops& ops, Tensors t) {
+                     MoeCombineArgs args{.parts = t[0],
+                                         .weights = t[1],
+                                         .present = {},
+                                         .shared = {},
+                                         .gate = {},
+                                         .out = t[2],
+                                         .rounding = rounding};
+                     size_t next = 3;
+                     if (s.masked) args.present = t[next++];
+                     if (s.shared != Shared::none) args.shared = t[next++];
+                     if (s.shared == Shared::gated) args.gate = t[next++];
+                     ops(args);
+                   },
+                   rounded ? tolerances::pointwise_rounded : tolerances::pointwise});
 }
 
 void append_combines(std::vector<OpCase>& cases) {
@@ -193,7 +195,11 @@ void append_combines(std::vector<OpCase>& cases) {
   for (const DType parts : kActivations)
     for (const DType out : kActivations)
       for (const Rounding rounding : kRoundings)
-        for (const CombineShape& shape : shapes) append_combine(cases, parts, out, rounding, shape);
+        for (const CombineShape& shape : shapes) {
+          append_combine(cases, parts, out, out, rounding, shape);
+          if (out == DType::f32 && shape.shared != Shared::none)
+            append_combine(cases, parts, out, DType::bf16, rounding, shape);
+        }
 }
 
 }  // namespace

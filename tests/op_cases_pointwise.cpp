@@ -46,8 +46,8 @@ void append_norms(std::vector<OpCase>& cases, DType a, Rounding rounding) {
   struct Shape {
     int64_t rows, groups, n, weight_rows, pad;
   };
-  std::vector<Shape> shapes = {{3, 1, 2560, 1, 0},  {2, 4, 640, 4, 0}, {5, 4, 640, 1, 0},
-                               {4, 6, 128, 1, 128}, {3, 2, 1, 2, 0},   {9, 3, 77, 3, 3}};
+  std::vector<Shape> shapes = {{3, 1, 2560, 1, 0}, {2, 4, 640, 4, 0}, {5, 4, 640, 1, 0},  {4, 6, 128, 1, 128},
+                               {3, 2, 1, 2, 0},    {9, 3, 77, 3, 3},  {2, 2, 10241, 2, 8}};
   for (const int64_t rows : kCaseRows) shapes.push_back({rows, 4, 70, 4, 0});
   for (const NormWeight weight : {NormWeight::one_plus, NormWeight::plain})
     for (const Shape& s : shapes)

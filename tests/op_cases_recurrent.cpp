@@ -15,6 +15,7 @@ struct ConvShape {
 void append_convs(std::vector<OpCase>& cases, DType a, DType w, Rounding rounding) {
   std::vector<ConvShape> shapes = {
       {3, 1280, 4, 1, 0}, {5, 77, 4, 1, 3}, {20, 64, 4, 3, 8}, {4, 40, 2, 1, 0}, {6, 40, 1, 1, 0}};
+  shapes.push_back({40, 300, 4, 20, 8});  // many rows, and a history that is longer still
   for (const int64_t rows : kCaseRows) {
     shapes.push_back({rows, 40, 4, 1, 0});  // rows 0, 1, 2 are shorter than the history of 3
     shapes.push_back({rows, 24, 4, 3, 0});  // and up to 8 than that of 9

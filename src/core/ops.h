@@ -255,8 +255,8 @@ struct SwigluExpertsArgs {
 // routed[r][j] = sum over slots s = 0, 1, ... with present[r][s] of weights[r][s] * parts[r * K + s][j], in FP32;
 // out = rnd!(rnd(routed) + rnd(rnd(sigmoid(gate[r])) * shared[r][j])), or rnd!(routed) without `shared`.
 // parts [rows * K, n] BF16 or F32; rows that are not present are not read. weights F32 [rows, K]; present U8 [rows, K]
-// or empty (all present); shared [rows, n] A; gate [rows, 1] A or F32, or empty (then sigmoid(gate) is 1); out [rows,
-// n]. A is the dtype of out: an F32 partial sum that other ranks add to is not rounded.
+// or empty (all present); shared [rows, n] and gate [rows, 1] BF16 or F32; gate may be empty (then sigmoid(gate) is 1);
+// out [rows, n]. A is the dtype of out: an F32 partial sum that other ranks add to is not rounded.
 struct MoeCombineArgs {
   Tensor parts, weights, present, shared, gate, out;
   Rounding rounding = Rounding::fused;

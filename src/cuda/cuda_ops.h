@@ -34,7 +34,6 @@ class CudaOps final : public Ops {
 #undef OFL_OVERRIDE_EXECUTE
   using Ops::scratch_bytes;  // 0 for the ops not named here
   int64_t scratch_bytes(const LinearArgs& args) const override;
-  int64_t scratch_bytes(const CausalConvSiluArgs& args) const override;
   int64_t scratch_bytes(const GatedDeltaArgs& args) const override;
   int64_t scratch_bytes(const BlockScoresArgs& args) const override;
   int64_t scratch_bytes(const BlockTopkArgs& args) const override;

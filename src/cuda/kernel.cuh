@@ -52,8 +52,9 @@ __device__ inline float rnd(float value, Rounding rounding) {
   return value;
 }
 
+// A NaN stays NaN, which canonical_exp() does not see to.
 __device__ inline float sigmoid(float x) {
-  return 1.0f / (1.0f + canonical_exp(-x));
+  return x == x ? 1.0f / (1.0f + canonical_exp(-x)) : x;
 }
 
 // --- sums over a warp or a block; every thread gets the result ---
