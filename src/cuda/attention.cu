@@ -9,7 +9,7 @@
 // positions so that it fills the device.
 #include <algorithm>
 
-#include "cuda/attention.cuh"
+#include "cuda/attention_mma.cuh"
 #include "cuda/cuda_ops.h"
 
 namespace offload::cuda {
@@ -343,6 +343,30 @@ void run_fma_of_pairs(const AttentionArgs& a, const DeviceCaps& caps, const Atte
     run_fma<T, 4, kVector>(a, caps, scratch, stream);
 }
 
+template <int kN, int kMTiles>
+void run_mma(const AttentionArgs& a, const AttentionScratch& scratch, int64_t wanted, cudaStream_t stream) {
+  using Tile = AttentionMmaTile<kN, kMTiles>;
+  const AttentionCut cut(a, Tile::kPairs, Tile::kPositions, wanted);
+  const dim3 grid = grid_of(a, cut, 1);
+  run_passes<bf16>(call_of(a, cut), scratch, stream, [&](const AttentionCall& call) {
+    launch(attention_mma_kernel<kN, kMTiles>, grid, dim3(Tile::kThreads), sizeof(AttentionMmaShared<kN, kMTiles>),
+           stream, call);
+  });
+}
+
+// Four tiles of pairs share a position where that many belong together and the blocks still fill the device, else one.
+template <int kN>
+void run_mma_of_pairs(const AttentionArgs& a, const DeviceCaps& caps, const AttentionScratch& scratch,
+                      cudaStream_t stream) {
+  constexpr int64_t kUnsplit = 1;
+  const AttentionCut wide(a, AttentionMmaTile<kN, 4>::kPairs, AttentionMmaTile<kN, 4>::kPositions, kUnsplit);
+  const int64_t group = a.q.dim(1) / a.k.dim(1), pairs = a.blocks ? group : group * a.q.dim(0);
+  if (pairs > 32 && 2 * wide.units * wide.parts * a.k.dim(1) >= caps.multiprocessors)
+    run_mma<kN, 4>(a, scratch, kUnsplit, stream);
+  else
+    run_mma<kN, 1>(a, scratch, AttentionCut::wanted_blocks(caps), stream);
+}
+
 }  // namespace
 
 int64_t CudaOps::scratch_bytes(const AttentionArgs& a) const {
@@ -357,6 +381,12 @@ void CudaOps::execute(const AttentionArgs& a) {
   Arena arena = scratch_arena();
   const AttentionScratch scratch(arena, a, caps_);
   const bool vectors = in_vectors(a.k) && in_vectors(a.v);
+  if (vectors && a.q.dtype() == DType::bf16 && caps_.has_bf16_mma()) {
+    const int64_t n = a.q.dim(2);
+    if (n == 64) return run_mma_of_pairs<64>(a, caps_, scratch, stream_);
+    if (n == 128) return run_mma_of_pairs<128>(a, caps_, scratch, stream_);
+    if (n == 256) return run_mma_of_pairs<256>(a, caps_, scratch, stream_);
+  }
   with_float_type(a.q.dtype(), [&](auto element) {
     using T = decltype(element);
     if (vectors)
