@@ -2,13 +2,16 @@
 //   block_scores: out[r][b] = (sum_h max(0, q[r][h] . keys[b])) * scale for b < complete(r) = (first + r + 1) / ratio
 //   block_topk:   the min(budget, complete(r)) blocks of highest score, in ascending order
 //
-// block_scores works in FP32 FMAs: each key is loaded once per row, straight into registers. block_topk is one block of
-// threads per row: a radix select on bits that order as the scores do, then a compaction in index order; bound by
-// reading the scores once where they fit shared memory.
+// block_scores has two kernels. In FP32 FMAs, for few rows (bound by reading the keys: each is loaded once per row,
+// straight into registers) and for every dtype, size and alignment. On tensor cores for chunks of BF16 rows: a warp
+// keeps 32 keys in registers and runs over rows and heads, so the sum over heads never leaves the registers; bound by
+// the products. block_topk is one block of threads per row: a radix select on bits that order as the scores do, then
+// a compaction in index order; bound by reading the scores once where they fit shared memory.
 #include <algorithm>
 
 #include "cuda/cuda_ops.h"
-#include "cuda/pieces.cuh"
+#include "cuda/half.cuh"
+#include "cuda/mma.cuh"
 
 namespace offload::cuda {
 namespace {
@@ -83,6 +86,172 @@ __global__ void __launch_bounds__(kFmaWarps* kWarp) scores_fma_kernel(const Scor
   if (quad == 1 && high < complete) out[high] = total[1] * a.scale;
 }
 
+// --- scores on tensor cores ---
+
+constexpr int kMmaWarps = 8, kMmaHeads = 4, kMmaRows = 16, kMmaDims = 128;
+constexpr int kMmaKeys = 32 * kMmaWarps;   // per block of threads
+constexpr int kRowTiles = 4;               // of kMmaRows rows, per block of threads
+constexpr int kPieces = kMmaDims / 32;     // of a key
+constexpr int kMmaStride = kMmaDims + 32;  // of a query in shared memory: rows 64 bytes apart in the banks
+
+struct MmaQueries {
+  alignas(16) uint16_t q[kMmaHeads][kMmaRows][kMmaStride];  // BF16, or FP16 times a power of two
+  float inverse[kMmaHeads][kMmaRows];                       // of that power
+};
+
+// d += a b over 16 dimensions. Half: FP16 operands, in two steps of 8.
+template <bool kHalf>
+__device__ inline void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  if constexpr (kHalf) {
+    mma_f16_1688(d, {a[0], a[1]}, b[0]);
+    mma_f16_1688(d, {a[2], a[3]}, b[1]);
+  } else {
+    mma_bf16_16816(d, a, b);
+  }
+}
+
+// grid (keys, rows). Lane (g, t) of a warp has dimensions 32 j + 8 t .. + 7 of the keys that are column g of its four
+// tiles: the order of the summed dimensions is free, and so is that of the columns. They are laid so that lanes t of a
+// row store neighbouring scores.
+template <bool kHalf>
+class ScoresMma {
+ public:
+  __device__ ScoresMma(const ScoresCall& a, MmaQueries& shared)
+      : a_(a),
+        s_(shared),
+        g_(static_cast<int>(threadIdx.x) % kWarp / 4),
+        t_(static_cast<int>(threadIdx.x) % 4),
+        block_begin_(static_cast<int>(blockIdx.x) * kMmaKeys),
+        begin_(block_begin_ + static_cast<int>(threadIdx.x) / kWarp * 32) {}
+
+  __device__ void run() {
+    const int first_row = static_cast<int>(blockIdx.y) * kRowTiles * kMmaRows;
+    const int last_row = min(first_row + kRowTiles * kMmaRows, a_.rows) - 1;
+    if (block_begin_ >= a_.complete(last_row)) return;
+    load_keys(a_.complete(last_row));
+    for (int row = first_row; row <= last_row; row += kMmaRows) {
+      if (block_begin_ >= a_.complete(min(row + kMmaRows - 1, last_row))) continue;
+      float sums[4][4] = {};
+      for (int head = 0; head < a_.heads; head += kMmaHeads) {
+        __syncthreads();
+        stage_queries(row, head);
+        __syncthreads();
+        for (int h = 0; h < min(kMmaHeads, a_.heads - head); ++h) add_head(h, sums);
+      }
+      store(row + g_, sums, 0);
+      store(row + g_ + 8, sums, 2);
+    }
+  }
+
+ private:
+  // The key of column `column` of tile `tile`.
+  __device__ int key_of(int tile, int column) const { return begin_ + column / 2 + 4 * (2 * tile + column % 2); }
+
+  __device__ void load_keys(int complete) {
+    const bf16* keys = static_cast<const bf16*>(a_.keys);
+    float inverse[4];
+#pragma unroll
+    for (int tile = 0; tile < 4; ++tile) {
+      const int key = key_of(tile, g_);
+      uint32_t most = 0;
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        const int d = 32 * j + 8 * t_;
+        keys_[tile][j] = key < complete && d < a_.n ? __ldg(reinterpret_cast<const uint4*>(keys + key * a_.key_row + d))
+                                                    : make_uint4(0, 0, 0, 0);
+        most = largest_bits(keys_[tile][j], most);
+      }
+      if constexpr (kHalf) {
+        most = max(most, __shfl_xor_sync(kAllLanes, most, 1));
+        most = max(most, __shfl_xor_sync(kAllLanes, most, 2));
+        const HalfScale scale(most);
+#pragma unroll
+        for (int j = 0; j < kPieces; ++j) keys_[tile][j] = half_pairs(keys_[tile][j], scale.factor);
+        inverse[tile] = scale.inverse;
+      }
+    }
+    if constexpr (kHalf) {
+#pragma unroll
+      for (int tile = 0; tile < 4; ++tile)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) inverse_[tile][i] = __shfl_sync(kAllLanes, inverse[tile], 4 * (2 * t_ + i));
+    }
+  }
+
+  // 16 lanes take a query, a piece of 8 dimensions each.
+  __device__ void stage_queries(int row, int head) {
+    constexpr int kLanes = kMmaDims / 8;
+    const bf16* q = static_cast<const bf16*>(a_.q);
+    const int piece = static_cast<int>(threadIdx.x) % kLanes;
+#pragma unroll
+    for (int i = static_cast<int>(threadIdx.x) / kLanes; i < kMmaHeads * kMmaRows; i += kMmaWarps * kWarp / kLanes) {
+      const int h = i / kMmaRows, r = i % kMmaRows;
+      const bool there = head + h < a_.heads && row + r < a_.rows && 8 * piece < a_.n;
+      const bf16* from = q + (row + r) * a_.q_row + (head + h) * a_.q_head + 8 * piece;
+      uint4 x = there ? __ldg(reinterpret_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
+      if constexpr (kHalf) {
+        uint32_t most = largest_bits(x, 0);
+#pragma unroll
+        for (int width = kLanes / 2; width > 0; width /= 2) most = max(most, __shfl_xor_sync(kAllLanes, most, width));
+        const HalfScale scale(most);
+        x = half_pairs(x, scale.factor);
+        if (piece == 0) s_.inverse[h][r] = scale.inverse;
+      }
+      *reinterpret_cast<uint4*>(&s_.q[h][r][8 * piece]) = x;
+    }
+  }
+
+  // sums += max(0, q . k) of one head.
+  __device__ void add_head(int h, float (&sums)[4][4]) const {
+    float d[4][4] = {};
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      const uint4 x = *reinterpret_cast<const uint4*>(&s_.q[h][g_][32 * j + 8 * t_]);
+      const uint4 y = *reinterpret_cast<const uint4*>(&s_.q[h][g_ + 8][32 * j + 8 * t_]);
+#pragma unroll
+      for (int tile = 0; tile < 4; ++tile) {
+        const uint4& key = keys_[tile][j];
+        multiply<kHalf>(d[tile], {x.x, y.x, x.y, y.y}, {key.x, key.y});
+        multiply<kHalf>(d[tile], {x.z, y.z, x.w, y.w}, {key.z, key.w});
+      }
+    }
+    const float low = kHalf ? s_.inverse[h][g_] : 1.0f, high = kHalf ? s_.inverse[h][g_ + 8] : 1.0f;
+#pragma unroll
+    for (int tile = 0; tile < 4; ++tile)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float dot = kHalf ? d[tile][i] * (i < 2 ? low : high) : d[tile][i];
+        sums[tile][i] += fmaxf(0.0f, kHalf ? dot * inverse_[tile][i % 2] : dot);
+      }
+  }
+
+  // The row's two columns of each tile, sums[tile][at] and the next.
+  __device__ void store(int row, const float (&sums)[4][4], int at) const {
+    if (row >= a_.rows) return;
+    const int complete = a_.complete(row);
+    float* out = a_.out + row * a_.out_row;
+#pragma unroll
+    for (int tile = 0; tile < 4; ++tile)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int key = key_of(tile, 2 * t_ + i);
+        if (key < complete) out[key] = sums[tile][at + i] * a_.scale;
+      }
+  }
+
+  const ScoresCall& a_;
+  MmaQueries& s_;
+  const int g_, t_, block_begin_, begin_;
+  uint4 keys_[4][kPieces];
+  float inverse_[4][2] = {};  // of the power of two in the keys of columns 2 t and 2 t + 1
+};
+
+template <bool kHalf>
+__global__ void __launch_bounds__(kMmaWarps* kWarp, 2) scores_mma_kernel(const ScoresCall a) {
+  __shared__ MmaQueries shared;
+  ScoresMma<kHalf>(a, shared).run();
+}
+
 }  // namespace
 
 int64_t CudaOps::scratch_bytes(const BlockScoresArgs&) const {
@@ -100,6 +269,12 @@ void CudaOps::execute(const BlockScoresArgs& a) {
   call.rows = static_cast<int32_t>(rows), call.heads = static_cast<int32_t>(a.q.dim(1));
   call.n = static_cast<int32_t>(n), call.ratio = static_cast<int32_t>(a.ratio);
   call.scale = a.scale;
+  const bool are_bf16 = a.q.dtype() == DType::bf16 && a.keys.dtype() == DType::bf16;
+  if (are_bf16 && rows > kCanonicalRowsMax && n <= kMmaDims && in_vectors(a.q) && in_vectors(a.keys)) {
+    const dim3 grid(blocks_for(blocks, kMmaKeys), blocks_for(rows, kRowTiles * kMmaRows));
+    const auto kernel = caps_.has_bf16_mma() ? scores_mma_kernel<false> : scores_mma_kernel<true>;
+    return launch(kernel, grid, dim3(kMmaWarps * kWarp), 0, stream_, call);
+  }
   OFL_ASSERT(a.q.dtype() == a.keys.dtype() && n <= 4096);  // the queries of kFmaHeads heads fill 64 KiB
   const int64_t shared_bytes = kFmaHeads * ((n + kWarp - 1) / kWarp * kWarp) * int64_t{sizeof(float)};
   with_float_type(a.keys.dtype(), [&](auto element) {
