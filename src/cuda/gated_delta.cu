@@ -1,1 +1,148 @@
-#include "cuda/kernel.cuh"
+// The gated delta rule, per value head with key head kappa, all in FP32:
+//   M <- exp(g) M;  delta = beta (v - M^T k);  M <- M + k delta^T;  out = rnd!(M^T q)
+//
+// Two forms. The recurrence, for few rows: one kernel that reads and writes the state once (bound by that) and keeps it
+// in registers over the rows. The chunked form, for prompts, see gated_delta_chunks.cuh.
+#include <algorithm>
+
+#include "cuda/cuda_ops.h"
+#include "cuda/gated_delta.cuh"
+
+namespace offload::cuda {
+namespace {
+
+constexpr int kStepWarps = 8;
+constexpr int kStepRows = 4 * kStepWarps;  // rows of the state that one thread's turn of a block covers
+
+// grid (slices of 32 value columns, heads). A thread has 4 columns of kRows rows of the state: 4 warp + lane / 8 + 32
+// i. Per row t two barriers: q and k are there; the sums over the state's rows are there. The output reads the updated
+// state: M^T q + (k . q) delta.
+template <typename T, int kRows, bool kVector>
+__global__ void __launch_bounds__(kStepWarps* kWarp) delta_recurrence_kernel(const DeltaCall a) {
+  __shared__ float q[kRows * kStepRows], k[kRows * kStepRows], gates[2];
+  __shared__ float4 sums[kStepWarps][2][8];
+  const int head = static_cast<int>(blockIdx.y), key_head = head / (a.heads / a.key_heads);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int column = static_cast<int>(blockIdx.x) * kDeltaColumns + lane % 8 * 4, first = 4 * warp + lane / 8;
+  const int columns = a.value_dim - column;  // from this thread's first on
+  float* state = a.state + (int64_t{head} * a.key_dim + first) * a.value_dim + column;
+  float m[kRows][4];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+    load_piece<kVector>(state + int64_t{i} * kStepRows * a.value_dim, first + i * kStepRows < a.key_dim ? columns : 0,
+                        m[i]);
+  for (int t = 0; t < a.rows; ++t) {
+    const T* row = static_cast<const T*>(a.qkv) + t * a.qkv_row;
+    if (warp == 0) normalise<kRows>(row + key_head * a.key_dim, a.key_dim, a.query_scale(), q);
+    if (warp == 1) normalise<kRows>(row + (a.key_heads + key_head) * a.key_dim, a.key_dim, 1.0f, k);
+    if (warp == 2 && lane == 0) {
+      gates[0] = expf(log_decay<T>(a, t, head));
+      gates[1] = write_strength<T>(a, t, head);
+    }
+    float v[4];
+    load_piece<kVector>(row + 2 * a.key_heads * a.key_dim + head * a.value_dim + column, columns, v);
+    __syncthreads();
+    const float decay = gates[0], beta = gates[1];
+    float keys[kRows], recalled[4] = {}, out[4] = {}, overlap = 0;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      keys[i] = k[first + i * kStepRows];
+      const float query = q[first + i * kStepRows];
+      overlap = fmaf(k[lane + i * kStepRows], q[lane + i * kStepRows], overlap);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        m[i][c] *= decay;
+        recalled[c] = fmaf(m[i][c], keys[i], recalled[c]);
+        out[c] = fmaf(m[i][c], query, out[c]);
+      }
+    }
+    overlap = warp_sum(overlap);
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+#pragma unroll
+      for (int width = 8; width < kWarp; width *= 2) {
+        recalled[c] += __shfl_xor_sync(kAllLanes, recalled[c], width);
+        out[c] += __shfl_xor_sync(kAllLanes, out[c], width);
+      }
+    if (lane < 8) {
+      sums[warp][0][lane] = make_float4(recalled[0], recalled[1], recalled[2], recalled[3]);
+      sums[warp][1][lane] = make_float4(out[0], out[1], out[2], out[3]);
+    }
+    __syncthreads();
+    float4 recall = make_float4(0, 0, 0, 0), read = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int w = 0; w < kStepWarps; ++w) {
+      const float4 x = sums[w][0][lane % 8], y = sums[w][1][lane % 8];
+      recall.x += x.x, recall.y += x.y, recall.z += x.z, recall.w += x.w;
+      read.x += y.x, read.y += y.y, read.z += y.z, read.w += y.w;
+    }
+    const float delta[4] = {beta * (v[0] - recall.x), beta * (v[1] - recall.y), beta * (v[2] - recall.z),
+                            beta * (v[3] - recall.w)};
+    const float before[4] = {read.x, read.y, read.z, read.w};
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) m[i][c] = fmaf(keys[i], delta[c], m[i][c]);
+    if (threadIdx.x >= 8) continue;
+    T* to = static_cast<T*>(a.out) + t * a.out_row + head * a.value_dim + column;
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+      if (c < columns) store_float(to + c, fmaf(overlap, delta[c], before[c]));
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    if (first + i * kStepRows >= a.key_dim) continue;
+    float* to = state + int64_t{i} * kStepRows * a.value_dim;
+    if constexpr (kVector) {
+      if (columns > 0) *reinterpret_cast<float4*>(to) = make_float4(m[i][0], m[i][1], m[i][2], m[i][3]);
+    } else {
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        if (c < columns) to[c] = m[i][c];
+    }
+  }
+}
+
+DeltaCall call_of(const GatedDeltaArgs& a) {
+  DeltaCall call;
+  call.qkv = a.qkv.data(), call.a = a.a.data(), call.b = a.b.data(), call.out = a.out.data();
+  call.a_log = data_of<const float>(a.a_log), call.dt_bias = data_of<const float>(a.dt_bias);
+  call.state = data_of<float>(a.state);
+  call.qkv_row = a.qkv.stride(0), call.a_row = a.a.stride(0), call.b_row = a.b.stride(0);
+  call.out_row = a.out.stride(0);
+  call.rows = static_cast<int32_t>(a.qkv.dim(0)), call.key_heads = static_cast<int32_t>(a.key_heads);
+  call.heads = static_cast<int32_t>(a.state.dim(0)), call.key_dim = static_cast<int32_t>(a.state.dim(1));
+  call.value_dim = static_cast<int32_t>(a.state.dim(2));
+  call.rounding = a.rounding;
+  return call;
+}
+
+template <typename T, bool kVector>
+void run_recurrence(const DeltaCall& call, cudaStream_t stream) {
+  OFL_ASSERT(call.key_dim <= 16 * kStepRows);  // the state of 32 columns lies in the registers of one block
+  const auto kernel =
+      call.key_dim <= 4 * kStepRows ? delta_recurrence_kernel<T, 4, kVector> : delta_recurrence_kernel<T, 16, kVector>;
+  const dim3 grid(blocks_for(call.value_dim, kDeltaColumns), static_cast<unsigned>(call.heads));
+  launch(kernel, grid, dim3(kStepWarps * kWarp), 0, stream, call);
+}
+
+}  // namespace
+
+int64_t CudaOps::scratch_bytes(const GatedDeltaArgs&) const {
+  return 0;
+}
+
+void CudaOps::execute(const GatedDeltaArgs& a) {
+  if (a.qkv.dim(0) == 0 || a.state.elements() == 0) return;
+  OFL_ASSERT(a.a.dtype() == a.qkv.dtype() && a.b.dtype() == a.qkv.dtype());
+  const bool vectors = in_vectors(a.qkv) && in_vectors(a.state) && a.state.dim(1) % 8 == 0;
+  with_float_type(a.qkv.dtype(), [&](auto element) {
+    using T = decltype(element);
+    if (vectors)
+      run_recurrence<T, true>(call_of(a), stream_);
+    else
+      run_recurrence<T, false>(call_of(a), stream_);
+  });
+}
+
+}  // namespace offload::cuda
