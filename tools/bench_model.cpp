@@ -16,6 +16,7 @@ constexpr std::string_view kProgram = "offload-bench";
 // A phase of one run.
 struct Phase {
   double seconds = 0;
+  int64_t link_bytes = 0;
   Cost cost;
   BenchHash hash;
 };
@@ -66,6 +67,7 @@ class ModelBench::Runner {
 
   const std::string& arm() const { return arm_; }
   const Engine& engine() const { return *engine_; }
+  Lane& compute_lane() { return devices_.devices().backends.front()->compute_lane(); }
 
   Result run(OpObserver* prefill_observer = nullptr, OpObserver* decode_observer = nullptr) {
     Result result;
@@ -85,12 +87,20 @@ class ModelBench::Runner {
     ops.reset_cost();
     ops.set_observer(observer);
     Phase phase;
+    const int64_t copied = copied_bytes();
     const Watch watch;
     body(phase.hash);
     phase.seconds = watch.seconds();
+    phase.link_bytes = copied_bytes() - copied;
     phase.cost = ops.total_cost();
     ops.set_observer(nullptr);
     return phase;
+  }
+
+  int64_t copied_bytes() const {
+    int64_t bytes = 0;
+    for (int r = 0; r < engine_->world(); ++r) bytes += engine_->rank(r).executor().copied_bytes();
+    return bytes;
   }
 
   // The token of largest logit behind `tokens`.
@@ -143,6 +153,7 @@ ModelBenchResult ModelBench::run() {
                   phase.hash.value());
     row.hash = phase.hash.value();
     row.cost = phase.cost;
+    row.link_bytes = phase.link_bytes;
     row.seconds.push_back(phase.seconds);
   };
   std::vector<BenchRow> prefill, decode;
@@ -177,6 +188,8 @@ ModelBenchResult ModelBench::run() {
 ModelBench::Profile ModelBench::profile() {
   warm_up();
   Profile profile;
+  profile.prefill.set_lane(&runners_.front()->compute_lane());
+  profile.decode.set_lane(&runners_.front()->compute_lane());
   const Runner::Result result = runners_.front()->run(&profile.prefill, &profile.decode);
   profile.prefill_s = result.prefill.seconds;
   profile.decode_s = result.decode.seconds;

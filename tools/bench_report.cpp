@@ -101,7 +101,8 @@ MachineState machine_state() {
 
 Roofs BenchReport::roofs() const {
   return {std::max(roofs_before.read_bytes_per_s, roofs_after.read_bytes_per_s),
-          std::max(roofs_before.flops_per_s, roofs_after.flops_per_s)};
+          std::max(roofs_before.flops_per_s, roofs_after.flops_per_s),
+          std::max(roofs_before.link_bytes_per_s, roofs_after.link_bytes_per_s)};
 }
 
 double BenchReport::roofs_drift() const {
@@ -135,28 +136,43 @@ std::string bench_line(const BenchRow& row, const Roofs& roofs) {
     line += fmt::format(" {:>11} ({}..{}, n {})", time_text(numbers.median), time_text(numbers.least),
                         time_text(numbers.most), row.seconds.size());
   }
-  return line + fmt::format("  {:.2f} GiB/s  {:.2f} GFLOP/s  {:.1f} % of {}  {:016x}", numbers.gib_s, numbers.gflop_s,
-                            100 * numbers.fraction, numbers.bound, row.hash);
+  line += fmt::format("  {:.2f} GiB/s  {:.2f} GFLOP/s  {:.1f} % of {}", numbers.gib_s, numbers.gflop_s,
+                      100 * numbers.fraction, numbers.bound);
+  if (row.link_bytes > 0 && roofs.link_bytes_per_s > 0) {
+    const auto bytes = static_cast<double>(row.link_bytes);
+    line += fmt::format("  {:.2f} GiB copied, {:.1f} % of the link", bytes / kGib,
+                        100 * bytes / numbers.median / roofs.link_bytes_per_s);
+  }
+  return line + fmt::format("  {:016x}", row.hash);
 }
+
+namespace {
+
+// On a CPU the arithmetic is that of FP32 FMAs, on a device that of a large 16-bit matrix product.
+std::string roofs_text(const Roofs& roofs) {
+  const bool is_device = roofs.link_bytes_per_s > 0;
+  std::string text = fmt::format("{:.2f} GiB/s read, {:.1f} GFLOP/s {}", roofs.read_bytes_per_s / kGib,
+                                 roofs.flops_per_s / kGiga, is_device ? "16-bit GEMM" : "FP32 FMA");
+  if (is_device) text += fmt::format(", link {:.2f} GiB/s", roofs.link_bytes_per_s / kGib);
+  return text;
+}
+
+}  // namespace
 
 std::string bench_head(const BenchReport& report) {
   const MachineState& machine = report.before;
   return fmt::format(
       "command    {}\ncommit     {}\nmachine    {}, {} cores, {:.1f} GiB, governor {}, clock {}; {} with {} threads\n"
-      "load       {:.2f} at the start\nroofs      {:.2f} GiB/s read, {:.1f} GFLOP/s FP32 FMA\n",
+      "load       {:.2f} at the start\nroofs      {}\n",
       report.command, report.commit, machine.cpu.empty() ? "unknown" : machine.cpu, machine.cores,
       static_cast<double>(machine.memory_bytes) / kGib, machine.governor.empty() ? "unknown" : machine.governor,
       machine.clock_mhz > 0 ? fmt::format("{:.0f} MHz", machine.clock_mhz) : "unknown", report.instruction_set,
-      report.threads, machine.load, report.roofs_before.read_bytes_per_s / kGib,
-      report.roofs_before.flops_per_s / kGiga);
+      report.threads, machine.load, roofs_text(report.roofs_before));
 }
 
 std::string bench_foot(const BenchReport& report) {
-  std::string foot = fmt::format(
-      "load       {:.2f} at the end\nroofs      {:.2f} GiB/s read, {:.1f} GFLOP/s FP32 FMA at the end, drift {:.1f} "
-      "%\n",
-      report.after.load, report.roofs_after.read_bytes_per_s / kGib, report.roofs_after.flops_per_s / kGiga,
-      100 * report.roofs_drift());
+  std::string foot = fmt::format("load       {:.2f} at the end\nroofs      {} at the end, drift {:.1f} %\n",
+                                 report.after.load, roofs_text(report.roofs_after), 100 * report.roofs_drift());
   if (report.baseline_drift)
     foot += fmt::format("baseline   measured again at the end, drift {:.1f} %\n", 100 * *report.baseline_drift);
   if (!report.quotable())
@@ -184,6 +200,8 @@ OrderedJson bench_json(const BenchReport& report) {
   json["roofs"] = OrderedJson::object({{"read_gib_s", pair(first.read_bytes_per_s, last.read_bytes_per_s, kGib)},
                                        {"fma_gflop_s", pair(first.flops_per_s, last.flops_per_s, kGiga)},
                                        {"drift", report.roofs_drift()}});
+  if (first.link_bytes_per_s > 0)
+    json["roofs"]["link_gib_s"] = pair(first.link_bytes_per_s, last.link_bytes_per_s, kGib);
   json["baseline_drift"] = report.baseline_drift ? OrderedJson(*report.baseline_drift) : OrderedJson();
   json["quotable"] = report.quotable();
   json["rows"] = OrderedJson::array();
@@ -203,10 +221,12 @@ double now_s() {
 }  // namespace
 
 void OpProfile::op_begins() {
+  if (lane_ != nullptr) lane_->drain();
   begin_s_ = now_s();
 }
 
 void OpProfile::op_ended(std::string_view name, const Cost& cost) {
+  if (lane_ != nullptr) lane_->drain();
   const double seconds = now_s() - begin_s_;
   auto total = std::find_if(totals_.begin(), totals_.end(), [&](const Total& each) { return each.name == name; });
   if (total == totals_.end()) total = totals_.insert(totals_.end(), Total{name});

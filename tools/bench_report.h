@@ -41,6 +41,7 @@ struct BenchRow {
   Cost cost = {};                    // of one sample
   std::vector<double> seconds = {};  // one per sample
   uint64_t hash = 0;                 // of the result's bits
+  int64_t link_bytes = 0;            // of one sample: experts copied to the device
 };
 
 struct MachineState {
@@ -55,7 +56,7 @@ MachineState machine_state();
 struct BenchReport {
   std::string_view kind;
   std::string command, commit;
-  std::string_view instruction_set;
+  std::string instruction_set;
   int threads = 1;
   MachineState before, after;
   Roofs roofs_before, roofs_after;
@@ -87,6 +88,8 @@ OrderedJson bench_json(const BenchReport& report);
 // Times each op between the calls of an observer. Only for backends that have finished an op when it returns.
 class OpProfile final : public OpObserver {
  public:
+  // The lane that the ops run on, waited for after each; null: their work is done when they return.
+  void set_lane(Lane* lane) { lane_ = lane; }
   void op_begins() override;
   void op_ended(std::string_view name, const Cost& cost) override;
   // Sorted by time, with what passed outside ops. `wall_s`: of the run that was watched.
@@ -101,6 +104,7 @@ class OpProfile final : public OpObserver {
     Cost cost = {};
   };
   std::vector<Total> sorted() const;
+  Lane* lane_ = nullptr;
   std::vector<Total> totals_;
   double begin_s_ = 0;
 };

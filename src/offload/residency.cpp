@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <numeric>
 
 #include "offload/numa.h"
 
@@ -211,7 +212,11 @@ void Residency::read_source(int threads, const LoadProgressSink& progress) {
 void Residency::pin(const ResidencyLoadOptions& options, const LoadProgressSink& progress) {
   std::vector<std::span<std::byte>> spans;
   for (const HostMemory& shard : shards_) spans.push_back(shard.span());
-  const auto outcome = pinned_.pin(spans, options.pinning, [&] {
+  // A copy must not cross from one pinned piece into the next, so pieces are of whole blocks, and of whole pages.
+  PinHooks pinning = options.pinning;
+  const int64_t step = std::lcm(block_stride_, int64_t{1} << 12);
+  pinning.piece_bytes = std::max(step, pinning.piece_bytes / step * step);
+  const auto outcome = pinned_.pin(spans, std::move(pinning), [&] {
     if (progress) progress(0);
   });
   if (!outcome.pinned) warnings_.push_back(pinning_warning(outcome.refused_at_bytes, bytes(), options.memlock_bytes));
