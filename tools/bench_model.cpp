@@ -91,6 +91,7 @@ class ModelBench::Runner {
     const Watch watch;
     body(phase.hash);
     phase.seconds = watch.seconds();
+    phase.hash.add(std::as_bytes(std::span(last_logits_)));
     phase.link_bytes = copied_bytes() - copied;
     phase.cost = ops.total_cost();
     ops.set_observer(nullptr);
@@ -103,16 +104,18 @@ class ModelBench::Runner {
     return bytes;
   }
 
-  // The token of largest logit behind `tokens`.
+  // The token of largest logit behind `tokens`. Only what a user waits for is timed: the tokens are hashed one by one,
+  // the logits of the phase's last row once it is over.
   int32_t feed(std::span<const int32_t> tokens, BenchHash& hash) {
     int32_t next = 0;
     engine_->feed(
         *sequence_, tokens, Engine::LogitRows::last,
         [&](int64_t, std::span<const float> logits) {
-          hash.add(std::as_bytes(logits));
           next = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+          last_logits_.assign(logits.begin(), logits.end());
         },
         [](size_t, const Tensor&) { stop_if_interrupted(); });
+    hash.add(std::as_bytes(std::span(&next, 1)));
     return next;
   }
 
@@ -122,6 +125,7 @@ class ModelBench::Runner {
   std::optional<Engine> engine_;
   std::optional<Sequence> sequence_;
   std::vector<int32_t> prompt_;
+  std::vector<float> last_logits_;
 };
 
 ModelBench::ModelBench(std::vector<Settings> arms, const ModelBenchOptions& options)

@@ -1,8 +1,9 @@
 // The canonical product of core/canonical.h on a GPU: the same bits as on the CPU at every ISA level.
 //
 // Eight lanes own one row of w: lane j reads elements 8j .. 8j + 7 of each block of 64, 16 bytes of BF16, and keeps the
-// accumulators 4j .. 4j + 3. A warp reads four rows at once, 128 contiguous bytes of each. Bound by reading w; x comes
-// from the L1 cache.
+// accumulators 4j .. 4j + 3. A warp reads four rows at once, 128 contiguous bytes of each. Bound by reading w, so what
+// counts is bytes under way: a lane starts the loads of kUnroll blocks before it uses the first, and where there are
+// few rows of w the blocks are single warps, so that every multiprocessor has some. x comes from the L1 cache.
 #ifndef OFFLOAD_CUDA_CANONICAL_CUH_
 #define OFFLOAD_CUDA_CANONICAL_CUH_
 
@@ -11,8 +12,7 @@
 namespace offload::cuda {
 
 inline constexpr int kRowLanes = 8;
-inline constexpr int kCanonicalThreads = 128;
-inline constexpr int kCanonicalColumns = kCanonicalThreads / kRowLanes;  // of a block
+inline constexpr int kCanonicalThreads = 128;  // of a block at most
 
 // Elements [at, at + 8) of a row of k as floats, zeros behind k. kVector: 16-byte loads. REQUIRES then: the row is
 // aligned to 16 bytes and 8 divides k.
@@ -92,6 +92,12 @@ __device__ inline void canonical_sums(const TX* const (&x)[kRows], const TW* con
       sums[m][s] = (a[0] + a[2]) + (a[1] + a[3]);
     }
   }
+}
+
+// Threads of a block for so many columns of all runs together: whole blocks only where they still reach every
+// multiprocessor of a large card.
+inline int canonical_threads(int64_t columns) {
+  return columns < 8192 ? kWarp : kCanonicalThreads;
 }
 
 // Calls function(std::integral_constant<int, R>{}) with the least R of 1, 2, 4, 8 that holds `rows`.

@@ -28,20 +28,20 @@ struct CanonicalBatch {
   int16_t runs;
 };
 
-// h [rows of the batch][inter] F32 = swiglu, values of type TX. Grid (inter / kCanonicalColumns, runs).
+// h [rows of the batch][inter] F32 = swiglu, values of type TX. Grid (inter / columns of a block, runs).
 template <bool kVector, int kRows, typename TX, typename TW>
 __global__ void __launch_bounds__(kCanonicalThreads)
     canonical_swiglu_kernel(const __grid_constant__ CanonicalBatch batch, const TX* x, int64_t x_stride, int64_t inter,
                             int64_t hidden, Rounding rounding, float* h) {
   const int run = static_cast<int>(blockIdx.y), first = batch.first[run], rows = batch.first[run + 1] - first;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kCanonicalColumns + threadIdx.x / kRowLanes;
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kRowLanes;
   const TX* xs[kRows];
 #pragma unroll
   for (int m = 0; m < kRows; ++m) xs[m] = x + batch.x_rows[first + min(m, rows - 1)] * x_stride;
   const TW* gate = static_cast<const TW*>(batch.gate_up[run]) + min(column, inter - 1) * hidden;
   const TW* ws[2] = {gate, gate + inter * hidden};
   float sums[kRows][2];
-  canonical_sums<kVector, kRows, 2, kRows == 1 ? 4 : 2>(xs, ws, hidden, sums);
+  canonical_sums<kVector, kRows, 2, kRows == 1 ? 8 : 2>(xs, ws, hidden, sums);
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
   if (column >= inter || lane >= rows) return;
 #pragma unroll
@@ -52,19 +52,19 @@ __global__ void __launch_bounds__(kCanonicalThreads)
   }
 }
 
-// out[out_rows] = h down^T. Grid (hidden / kCanonicalColumns, runs).
+// out[out_rows] = h down^T. Grid (hidden / columns of a block, runs).
 template <bool kVector, int kRows, typename TW, typename TOut>
 __global__ void __launch_bounds__(kCanonicalThreads)
     canonical_down_kernel(const __grid_constant__ CanonicalBatch batch, const float* h, int64_t inter, int64_t hidden,
                           TOut* out, int64_t out_stride) {
   const int run = static_cast<int>(blockIdx.y), first = batch.first[run], rows = batch.first[run + 1] - first;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kCanonicalColumns + threadIdx.x / kRowLanes;
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kRowLanes;
   const float* hs[kRows];
 #pragma unroll
   for (int m = 0; m < kRows; ++m) hs[m] = h + (first + min(m, rows - 1)) * inter;
   const TW* ws[1] = {static_cast<const TW*>(batch.down[run]) + min(column, hidden - 1) * inter};
   float sums[kRows][1];
-  canonical_sums<kVector, kRows, 1, kRows == 1 ? 5 : 2>(hs, ws, inter, sums);
+  canonical_sums<kVector, kRows, 1, kRows == 1 ? 10 : 4>(hs, ws, inter, sums);
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
   if (column >= hidden || lane >= rows) return;
 #pragma unroll
@@ -95,12 +95,15 @@ void run_canonical(const SwigluExpertsArgs& a, const CanonicalBatch& batch, bool
     constexpr int kRows = decltype(rows)::value;
     using TX = decltype(tx);
     using TW = decltype(tw);
-    launch(canonical_swiglu_kernel<kVector, kRows, TX, TW>, dim3(blocks_for(inter, kCanonicalColumns), runs),
-           kCanonicalThreads, 0, stream, batch, data_of<const TX>(a.x), a.x.stride(0), inter, hidden, a.rounding, h);
+    const int up_threads = canonical_threads(inter * batch.runs), down_threads = canonical_threads(hidden * batch.runs);
+    launch(canonical_swiglu_kernel<kVector, kRows, TX, TW>, dim3(blocks_for(inter, up_threads / kRowLanes), runs),
+           static_cast<unsigned>(up_threads), 0, stream, batch, data_of<const TX>(a.x), a.x.stride(0), inter, hidden,
+           a.rounding, h);
     with_float_type(a.out.dtype(), [&](auto out) {
       using TOut = decltype(out);
-      launch(canonical_down_kernel<kVector, kRows, TW, TOut>, dim3(blocks_for(hidden, kCanonicalColumns), runs),
-             kCanonicalThreads, 0, stream, batch, h, inter, hidden, data_of<TOut>(a.out), a.out.stride(0));
+      launch(canonical_down_kernel<kVector, kRows, TW, TOut>, dim3(blocks_for(hidden, down_threads / kRowLanes), runs),
+             static_cast<unsigned>(down_threads), 0, stream, batch, h, inter, hidden, data_of<TOut>(a.out),
+             a.out.stride(0));
     });
   };
   with_float_type(a.x.dtype(), [&](auto tx) {

@@ -8,7 +8,8 @@ namespace {
 // --- grouped products ---
 
 template <bool kSwiglu, typename TOut>
-void launch_mma(const GroupedGemm& p, GemmKernel kernel, int64_t tiles, int64_t tile_rows, cudaStream_t stream) {
+void launch_mma(GroupedGemm p, GemmKernel kernel, int64_t tiles, int64_t tile_rows, cudaStream_t stream) {
+  p.pairs_aligned = p.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(TOut)) == 0;
   const dim3 grid(blocks_for(p.n, gemm_tile_columns<kSwiglu>()), static_cast<unsigned>(tiles));
   const auto go = [&](auto math, auto rows) {
     using Math = decltype(math);

@@ -42,6 +42,7 @@ struct GroupedGemm {
   void* out = nullptr;
   int64_t out_stride = 0;
   const int32_t* out_rows = nullptr;  // by list index; null: the list index itself
+  bool pairs_aligned = false;         // two neighbouring outputs may be stored at once
   Rounding rounding = Rounding::fused;
 
   __device__ int64_t x_row(int64_t i) const { return x_rows == nullptr ? i : x_rows[i]; }
@@ -52,6 +53,13 @@ struct GroupedGemm {
 template <typename TA>
 __device__ inline float swiglu_of(float gate, float up, Rounding rounding) {
   return rnd<TA>(canonical_silu(rnd<TA>(gate, rounding)), rounding) * rnd<TA>(up, rounding);
+}
+
+__device__ inline void store_pair(float* p, float first, float second) {
+  *reinterpret_cast<float2*>(p) = {first, second};
+}
+__device__ inline void store_pair(bf16* p, float first, float second) {
+  *reinterpret_cast<uint32_t*>(p) = round_to_bf16(first).bits | static_cast<uint32_t>(round_to_bf16(second).bits) << 16;
 }
 
 // --- matrix units ---
@@ -67,23 +75,23 @@ struct ScaledMath {
 
 inline constexpr int kGemmThreads = 256;  // 2 warps of rows x 4 of columns
 inline constexpr int kTileN = 128;
-inline constexpr int kTileK = 32;
+inline constexpr int kTileK = 64;
 inline constexpr int kChunk = 8;  // elements of 16 bytes
 inline constexpr int kChunks = kTileK / kChunk;
 
 template <typename Math>
 constexpr int gemm_stages() {
-  return Math::kAsync ? 4 : 2;
+  return Math::kAsync ? 3 : 2;
 }
 template <typename Math, int kTileM>
 constexpr int64_t gemm_shared_bytes() {
   return int64_t{gemm_stages<Math>()} * (kTileM + kTileN) * kTileK * 2;
 }
 
-// Where chunk `chunk` of a tile's row lies: rows of 64 bytes, shuffled so that the eight rows of one ldmatrix and the
-// rows that one warp stores fall into different banks.
+// Where chunk `chunk` of a tile's row lies: rows of 128 bytes, shuffled so that the eight rows of one ldmatrix and the
+// chunks that one warp stores fall into different banks.
 __device__ inline int tile_offset(int row, int chunk) {
-  return row * kChunks + (chunk ^ ((row >> 1) & (kChunks - 1)));
+  return row * kChunks + (chunk ^ (row & (kChunks - 1)));
 }
 
 // REQUIRES: -126 <= e <= 127.
@@ -100,7 +108,7 @@ __device__ inline uint4 scaled_to_f16(uint4 bits, float scale) {
   return {pair(bits.x), pair(bits.y), pair(bits.z), pair(bits.w)};
 }
 
-// One thread's share of a tile [kRows, kTileK]: chunk threadIdx % 4 of rows threadIdx / 4 + 64 i.
+// One thread's share of a tile [kRows, kTileK]: chunk threadIdx % 8 of rows threadIdx / 8 + 32 i.
 template <typename Math, int kRows>
 struct TileLoader {
   static constexpr int kMine = kRows * kChunks / kGemmThreads;
@@ -248,18 +256,22 @@ __global__ void __launch_bounds__(kGemmThreads, Math::kAsync ? 2 : 1) grouped_mm
       const int x_exponent = Math::kAsync ? 0 : p.x_exponents[run.first + row];
 #pragma unroll
       for (int j = 0; j < (kSwiglu ? 2 : 4); ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int64_t column = n0 + warp_n * (kSwiglu ? 16 : 32) + j * 8 + lane % 4 * 2 + e;
-          if (column >= p.n) continue;
-          const auto sum = [&](int fragment, int64_t w_row) {
-            const float value = d[i][fragment][half * 2 + e];
-            return Math::kAsync ? value : scalbnf(value, -(x_exponent + run.w_exponents[w_row]));
-          };
+        const int64_t column = n0 + warp_n * (kSwiglu ? 16 : 32) + j * 8 + lane % 4 * 2;
+        const auto sum = [&](int fragment, int e, int64_t w_row) {
+          const float value = d[i][fragment][half * 2 + e];
+          return Math::kAsync ? value : scalbnf(value, -(x_exponent + run.w_exponents[w_row]));
+        };
+        const auto output = [&](int e) {
           if constexpr (kSwiglu)
-            store_float(out + column, swiglu_of<bf16>(sum(j, column), sum(j + 2, p.n + column), p.rounding));
+            return swiglu_of<bf16>(sum(j, e, column + e), sum(j + 2, e, p.n + column + e), p.rounding);
           else
-            store_float(out + column, sum(j, column));
+            return sum(j, e, column + e);
+        };
+        if (p.pairs_aligned && column + 1 < p.n) {
+          store_pair(out + column, output(0), output(1));
+        } else {
+          if (column < p.n) store_float(out + column, output(0));
+          if (column + 1 < p.n) store_float(out + column + 1, output(1));
         }
       }
     }

@@ -13,18 +13,27 @@ constexpr int64_t kSumsBytes = int64_t{64} << 20;
 
 // --- canonical ---
 
-// out[m][column] for the column of each group of eight lanes; grid (columns / kCanonicalColumns).
-template <bool kVector, int kRows, typename TX, typename TW, typename TOut>
+constexpr int64_t kFewColumnsMax = 1024;
+
+// Blocks of 64 elements under way per lane, for so many rows of x. A product with few columns keeps whole rows of w
+// under way, as far as the registers go.
+template <int kRows, bool kFewColumns>
+constexpr int linear_unroll() {
+  return kRows == 1 ? (kFewColumns ? 32 : 10) : kRows == 2 ? 8 : 4;
+}
+
+// out[m][column] for the column of each group of eight lanes; grid (columns / (blockDim.x / kRowLanes)).
+template <bool kVector, int kRows, bool kFewColumns, typename TX, typename TW, typename TOut>
 __global__ void __launch_bounds__(kCanonicalThreads)
     canonical_linear_kernel(const TX* x, int64_t x_stride, int rows, const TW* w, int64_t n, int64_t k, TOut* out,
                             int64_t out_stride) {
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kCanonicalColumns + threadIdx.x / kRowLanes;
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kRowLanes;
   const TX* xs[kRows];
 #pragma unroll
   for (int m = 0; m < kRows; ++m) xs[m] = x + min(m, rows - 1) * x_stride;
   const TW* ws[1] = {w + min(column, n - 1) * k};
   float sums[kRows][1];
-  canonical_sums<kVector, kRows, 1, kRows == 1 ? 8 : 4>(xs, ws, k, sums);
+  canonical_sums<kVector, kRows, 1, linear_unroll<kRows, kFewColumns>()>(xs, ws, k, sums);
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
   if (column >= n || lane >= rows) return;
 #pragma unroll
@@ -39,28 +48,31 @@ bool rows_aligned(const Tensor& t) {
 
 void canonical_linear(const LinearArgs& a, cudaStream_t stream) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
-  const auto go = [&](auto vector, auto rows, auto tx, auto tw, auto out) {
+  const int threads = canonical_threads(n);
+  const auto go = [&](auto vector, auto rows, auto few, auto tx, auto tw, auto out) {
     using TX = decltype(tx);
     using TW = decltype(tw);
     using TOut = decltype(out);
-    launch(canonical_linear_kernel<decltype(vector)::value, decltype(rows)::value, TX, TW, TOut>,
-           blocks_for(n, kCanonicalColumns), kCanonicalThreads, 0, stream, data_of<const TX>(a.x), a.x.stride(0),
-           static_cast<int>(m), data_of<const TW>(a.w), n, k, data_of<TOut>(a.out), a.out.stride(0));
+    launch(canonical_linear_kernel<decltype(vector)::value, decltype(rows)::value, decltype(few)::value, TX, TW, TOut>,
+           blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads), 0, stream, data_of<const TX>(a.x),
+           a.x.stride(0), static_cast<int>(m), data_of<const TW>(a.w), n, k, data_of<TOut>(a.out), a.out.stride(0));
   };
   const bool aligned = rows_aligned(a.x) && rows_aligned(a.w);
   with_float_type(a.x.dtype(), [&](auto tx) {
     with_float_type(a.w.dtype(), [&](auto tw) {
       with_canonical_rows(m, [&](auto rows) {
-        const auto with_out = [&](auto vector) {
+        const auto with_out = [&](auto vector, auto few) {
           if (a.out.dtype() == DType::f32)
-            go(vector, rows, tx, tw, float{});
+            go(vector, rows, few, tx, tw, float{});
           else
-            go(vector, rows, tx, tw, tx);
+            go(vector, rows, few, tx, tw, tx);
         };
-        if (aligned)
-          with_out(std::true_type{});
+        if (aligned && n <= kFewColumnsMax && decltype(rows)::value == 1)
+          with_out(std::true_type{}, std::true_type{});
+        else if (aligned)
+          with_out(std::true_type{}, std::false_type{});
         else
-          with_out(std::false_type{});
+          with_out(std::false_type{}, std::false_type{});
       });
     });
   });

@@ -110,6 +110,10 @@ void RankContext::logits(int64_t begin, int64_t count, int64_t stride, std::span
   const Range mine = model_->vocab();
   const Tensor tile = arena_.take(DType::f32, {count, mine.count});
   backend_.ops()(LinearArgs{.x = hidden_.narrow(0, begin, count), .w = model_->lm_head(), .out = tile});
+  if (stride == mine.count) {  // all of the vocabulary: no need to gather
+    backend_.download(tile, std::as_writable_bytes(out.first(static_cast<size_t>(tile.elements()))));
+    return;
+  }
   const auto host = std::span(staged_).first(static_cast<size_t>(tile.elements()));
   backend_.download(tile, std::as_writable_bytes(host));
   for (int64_t r = 0; r < count; ++r)
