@@ -3,7 +3,8 @@
 // A block of threads takes some (row, query head) pairs of one key/value head and one split of their positions. It runs
 // over tiles of positions: scores of the tile, softmax() of it, weighted values. The pairs of one unit lie together: a
 // unit is one row where rows choose their blocks, else all rows. Positions of a row form a list in ascending order,
-// given by an index: the chosen blocks, then the incomplete block.
+// given by an index: the chosen blocks, then the incomplete block. Where rows share a block of threads (dense attention
+// alone), a later row's values meet an earlier row's weight of zero: an infinite value there would reach that row.
 #ifndef OFFLOAD_CUDA_ATTENTION_CUH_
 #define OFFLOAD_CUDA_ATTENTION_CUH_
 
@@ -141,13 +142,13 @@ struct AttentionState {
         store(m, i, weight);
       }
       total = warp_sum(total);
+      __syncwarp();  // every lane has read largest[m]
       if (lane == 0) {
         const float scale = before == now ? 1.0f : expf(before - now);
         rescale[m] = scale;
         sum[m] = fmaf(sum[m], scale, total);
         largest[m] = now;
       }
-      __syncwarp();
     }
   }
 };

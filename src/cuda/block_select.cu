@@ -33,14 +33,14 @@ struct ScoresCall {
 constexpr int kFmaWarps = 4, kFmaHeads = 4;
 constexpr int kFmaKeys = 16 * kFmaWarps;  // per block of threads: two per quad of lanes
 
-// grid (keys, rows). Lane (g, t) of a warp has 8 of every 32 dimensions of keys g and g + 8; shared memory the row's
+// grid (rows, keys). Lane (g, t) of a warp has 8 of every 32 dimensions of keys g and g + 8; shared memory the row's
 // queries, kFmaHeads at a time.
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kFmaWarps* kWarp) scores_fma_kernel(const ScoresCall a) {
   extern __shared__ float4 memory[];
   float* q = reinterpret_cast<float*>(memory);  // [kFmaHeads][width]
-  const int row = static_cast<int>(blockIdx.y), complete = a.complete(row), thread = static_cast<int>(threadIdx.x);
-  const int begin = static_cast<int>(blockIdx.x) * kFmaKeys;
+  const int row = static_cast<int>(blockIdx.x), complete = a.complete(row), thread = static_cast<int>(threadIdx.x);
+  const int begin = static_cast<int>(blockIdx.y) * kFmaKeys;
   if (begin >= complete) return;
   const int width = (a.n + kWarp - 1) / kWarp * kWarp, quad = thread % 4;
   const int low = begin + thread / kWarp * 16 + thread % kWarp / 4, high = low + 8;
@@ -280,7 +280,7 @@ void CudaOps::execute(const BlockScoresArgs& a) {
   with_float_type(a.keys.dtype(), [&](auto element) {
     using T = decltype(element);
     const auto kernel = in_vectors(a.keys) ? scores_fma_kernel<T, true> : scores_fma_kernel<T, false>;
-    const dim3 grid(blocks_for(blocks, kFmaKeys), static_cast<unsigned>(rows));
+    const dim3 grid(static_cast<unsigned>(rows), blocks_for(blocks, kFmaKeys));
     launch(kernel, grid, dim3(kFmaWarps * kWarp), shared_bytes, stream_, call);
   });
 }

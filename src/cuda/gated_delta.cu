@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "cuda/cuda_ops.h"
-#include "cuda/gated_delta.cuh"
+#include "cuda/gated_delta_chunks.cuh"
 
 namespace offload::cuda {
 namespace {
@@ -27,10 +27,19 @@ __global__ void __launch_bounds__(kStepWarps* kWarp) delta_recurrence_kernel(con
   const int columns = a.value_dim - column;  // from this thread's first on
   float* state = a.state + (int64_t{head} * a.key_dim + first) * a.value_dim + column;
   float m[kRows][4];
+  // Not by load_piece(): these are no constants of the kernel.
 #pragma unroll
-  for (int i = 0; i < kRows; ++i)
-    load_piece<kVector>(state + int64_t{i} * kStepRows * a.value_dim, first + i * kStepRows < a.key_dim ? columns : 0,
-                        m[i]);
+  for (int i = 0; i < kRows; ++i) {
+    const float* from = state + int64_t{i} * kStepRows * a.value_dim;
+    const int valid = first + i * kStepRows < a.key_dim ? columns : 0;
+    if constexpr (kVector) {
+      const float4 x = valid > 0 ? load4(from) : make_float4(0, 0, 0, 0);
+      m[i][0] = x.x, m[i][1] = x.y, m[i][2] = x.z, m[i][3] = x.w;
+    } else {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) m[i][c] = c < valid ? from[c] : 0.0f;
+    }
+  }
   for (int t = 0; t < a.rows; ++t) {
     const T* row = static_cast<const T*>(a.qkv) + t * a.qkv_row;
     if (warp == 0) normalise<kRows>(row + key_head * a.key_dim, a.key_dim, a.query_scale(), q);
@@ -126,10 +135,51 @@ void run_recurrence(const DeltaCall& call, cudaStream_t stream) {
   launch(kernel, grid, dim3(kStepWarps * kWarp), 0, stream, call);
 }
 
+// Whether the chunked form runs. The forms are equal; for a few rows the recurrence takes less time.
+bool in_chunks(const GatedDeltaArgs& a) {
+  return a.chunk_rows > 0 && a.qkv.dim(0) > kCanonicalRowsMax && a.state.dim(1) <= kKeyDims;
+}
+
+// Chunks of one launch: enough to fill a device with chunks and key heads, few enough to stay in its L2 cache.
+constexpr int64_t kSegmentChunks = 16;
+
+struct DeltaScratch {
+  int64_t chunk, segment;  // rows
+  Tensor products, factors;
+
+  DeltaScratch(Arena& arena, const GatedDeltaArgs& a) {
+    const int64_t heads = a.state.dim(0);
+    chunk = std::min<int64_t>(a.chunk_rows, kChunk);
+    const int64_t chunks = std::min(kSegmentChunks, (a.qkv.dim(0) + chunk - 1) / chunk);
+    segment = chunks * chunk;
+    products = arena.take(DType::f32, {chunks * heads, 2 * kChunk * kChunk});
+    factors = arena.take(DType::f32, {chunks * heads, kDeltaFactors * kChunk});
+  }
+};
+
+template <typename T, bool kVector>
+void run_chunks(const DeltaCall& call, const DeltaScratch& scratch, cudaStream_t stream) {
+  for (int64_t first = 0; first < call.rows; first += scratch.segment) {
+    DeltaSegment segment;
+    segment.first = static_cast<int32_t>(first);
+    segment.end = static_cast<int32_t>(std::min<int64_t>(first + scratch.segment, call.rows));
+    segment.chunk = static_cast<int32_t>(scratch.chunk);
+    segment.products = data_of<float>(scratch.products), segment.factors = data_of<float>(scratch.factors);
+    const dim3 chunks(blocks_for(segment.end - segment.first, scratch.chunk), static_cast<unsigned>(call.key_heads));
+    launch(delta_prepare_kernel<T, kVector>, chunks, dim3(kPrepareThreads), 0, stream, call, segment);
+    const dim3 slices(blocks_for(call.value_dim, kDeltaColumns), static_cast<unsigned>(call.heads));
+    launch(delta_chunks_kernel<T, kVector>, slices, dim3(kChunkThreads), sizeof(DeltaChunksShared), stream, call,
+           segment);
+  }
+}
+
 }  // namespace
 
-int64_t CudaOps::scratch_bytes(const GatedDeltaArgs&) const {
-  return 0;
+int64_t CudaOps::scratch_bytes(const GatedDeltaArgs& a) const {
+  if (!in_chunks(a)) return 0;
+  Arena arena;
+  DeltaScratch(arena, a);
+  return arena.peak_bytes();
 }
 
 void CudaOps::execute(const GatedDeltaArgs& a) {
@@ -138,10 +188,12 @@ void CudaOps::execute(const GatedDeltaArgs& a) {
   const bool vectors = in_vectors(a.qkv) && in_vectors(a.state) && a.state.dim(1) % 8 == 0;
   with_float_type(a.qkv.dtype(), [&](auto element) {
     using T = decltype(element);
-    if (vectors)
-      run_recurrence<T, true>(call_of(a), stream_);
-    else
-      run_recurrence<T, false>(call_of(a), stream_);
+    const DeltaCall call = call_of(a);
+    if (!in_chunks(a))
+      return vectors ? run_recurrence<T, true>(call, stream_) : run_recurrence<T, false>(call, stream_);
+    Arena arena = scratch_arena();
+    const DeltaScratch scratch(arena, a);
+    vectors ? run_chunks<T, true>(call, scratch, stream_) : run_chunks<T, false>(call, scratch, stream_);
   });
 }
 

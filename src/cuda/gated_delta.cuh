@@ -20,6 +20,10 @@ struct DeltaCall {
   __device__ float query_scale() const { return 1.0f / sqrtf(static_cast<float>(key_dim)); }
 };
 
+__device__ inline float4 load4(const float* p) {
+  return *reinterpret_cast<const float4*>(p);
+}
+
 // g = -exp(a_log) softplus(a + dt_bias)
 template <typename T>
 __device__ inline float log_decay(const DeltaCall& c, int row, int head) {
