@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kRotateBytes = int64_t{2} << 30;
 constexpr int64_t kHidden = 2560, kIntermediate = 640, kExperts = 512, kTopK = 10, kStreams = 4;
 constexpr int64_t kHeads = 24, kKvHeads = 2, kHeadDim = 256, kIndexHeads = 4, kIndexDim = 128, kRatio = 4;
+constexpr int64_t kLowRank = 320, kVocabulary = 248320;
 constexpr int64_t kKeyHeads = 16, kValueHeads = 48, kDeltaDim = 128;
 constexpr int64_t kQkvColumns = (2 * kKeyHeads + kValueHeads) * kDeltaDim;
 constexpr int64_t kPromptRows = 512;
@@ -20,12 +21,12 @@ Tensor weights(BenchMemory& memory, int64_t rows, int64_t columns) {
   return memory.numbers(kBf16, {rows, columns}, std::sqrt(3.0f / static_cast<float>(columns)));
 }
 
-void add_linear(std::vector<BenchCase>& cases, int64_t rows, int64_t columns, bool rotates) {
-  cases.push_back({"linear", fmt::format("published/linear/m={},n={},k={}", rows, columns, kHidden),
+void add_linear(std::vector<BenchCase>& cases, int64_t rows, int64_t columns, bool rotates, int64_t k = kHidden) {
+  cases.push_back({"linear", fmt::format("published/linear/m={},n={},k={}", rows, columns, k),
                    [=](BenchMemory& memory) -> PreparedBench {
-                     const int64_t sets = rotates ? 1 + kRotateBytes / (columns * kHidden * 2) : 1;
-                     const Tensor x = memory.numbers(kBf16, {rows, kHidden});
-                     const Tensor w = weights(memory, sets * columns, kHidden);
+                     const int64_t sets = rotates ? 1 + kRotateBytes / (columns * k * 2) : 1;
+                     const Tensor x = memory.numbers(kBf16, {rows, k});
+                     const Tensor w = weights(memory, sets * columns, k);
                      const Tensor out = memory.empty(kBf16, {rows, columns});
                      return {[=](Ops& ops, int64_t call) {
                                ops(LinearArgs{.x = x, .w = w.narrow(0, call % sets * columns, columns), .out = out});
@@ -191,6 +192,16 @@ std::vector<BenchCase> published_shapes() {
   std::vector<BenchCase> cases;
   add_experts(cases, kTopK, 1, true);
   add_linear(cases, 1, kQkvColumns, true);
+  // The other products of a decode step: hyper-connection, recurrent and attention mixers, router with shared expert.
+  add_linear(cases, 1, kLowRank, true, kStreams * kHidden);
+  add_linear(cases, 1, kStreams, true, kStreams * kHidden);
+  add_linear(cases, 1, kStreams * kHidden, true, kLowRank);
+  add_linear(cases, 1, kQkvColumns + kValueHeads * kDeltaDim + 2 * kValueHeads, true);
+  add_linear(cases, 1, kHidden, true, kValueHeads * kDeltaDim);
+  add_linear(cases, 1, 2 * kHeads * kHeadDim + 2 * kKvHeads * kHeadDim + (kIndexHeads + 1) * kIndexDim, true);
+  add_linear(cases, 1, kExperts + 2 * kIntermediate + 1, true);
+  add_linear(cases, 1, kHidden, true, kIntermediate);
+  add_linear(cases, 1, kVocabulary, false);
   for (const int64_t columns : {1280, 2560, 6144, 10240, 12288}) add_linear(cases, kPromptRows, columns, false);
   add_experts(cases, 4, 160, false);
   add_experts(cases, 16, 10, false);  // what 512 tokens give each of 512 experts
