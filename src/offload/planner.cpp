@@ -120,7 +120,7 @@ bool Search::fit(Candidate& candidate, int64_t budget) const {
                       .sequence = programmer_.sequence_bytes(),
                       .workspace = programmer_.workspace_bytes(rows) + activated,
                       .stacks = options.order == PrefillOrder::layer_major && request_.prompt_tokens > options.chunk
-                                    ? programmer_.stack_bytes(request_.prompt_tokens)
+                                    ? programmer_.stack_bytes(request_.prompt_tokens, options.chunk)
                                     : 0};
   const int64_t all = slots_of_all(options.shard), left = budget - candidate.memory.total();
   const int64_t slots = left <= 0 ? 0 : std::min(all, left / slot_bytes(options.shard));

@@ -41,9 +41,13 @@ void RankContext::load(std::span<HostTable* const> tables, const std::function<v
   WeightLoader loader(source_, backend_, weights, progress);
   model_.emplace(spec_, options_.slice, loader, layout_);
   const std::vector<NgramEmbedding*> users = model_->table_users();
-  backend_.create_events(executor_.events() + static_cast<int>(users.size()));
+  int events = executor_.events();
+  for (size_t i = 0; i < users.size(); ++i) {
+    users[i]->set_table(*tables[i], events);
+    events += NgramEmbedding::kEvents;
+  }
+  backend_.create_events(events);
   has_lanes_ = true;
-  for (size_t i = 0; i < users.size(); ++i) users[i]->set_table(*tables[i], executor_.events() + static_cast<int>(i));
   staged_.resize(static_cast<size_t>(std::min(kLogitTile, options_.chunk) * model_->vocab().count));
   Arena measuring;
   plan_steps(*model_, layout_, measuring);  // lets the real model size its host buffers
@@ -73,7 +77,9 @@ void RankContext::plan_steps(Model& model, const StateLayout& layout, Arena& are
   for (int64_t rows = 1; rows <= chunk; rows = rows <= kCanonicalRowsMax ? rows + 1 : std::max(chunk, rows + 1)) {
     const ArenaScope scope(arena);
     Step step = step_of(sequence, std::span(tokens).first(static_cast<size_t>(rows)), arena, options_.context - rows);
-    const Tensor hidden = model.forward(step);
+    const Tensor stack = model.forward(step, rows);
+    const Tensor hidden = arena.take(step.dtype(), {rows, spec_.hidden});
+    model.read_out(step, stack, hidden);
     const int64_t tile = std::min(rows, kLogitTile);
     step.ops(LinearArgs{.x = hidden.narrow(0, 0, tile),
                         .w = model.lm_head(),
@@ -87,7 +93,9 @@ void RankContext::forward(SequenceState& sequence, std::span<const int32_t> toke
   executor_.begin_step(static_cast<int64_t>(tokens.size()));
   Step step = step_of(sequence, tokens, arena_, sequence.length());
   try {
-    hidden_ = model_->forward(step, tap);
+    const Tensor stack = model_->forward(step, step.rows(), tap);
+    hidden_ = arena_.take(step.dtype(), {step.rows(), spec_.hidden});
+    model_->read_out(step, stack, hidden_);
   } catch (...) {
     drain_copies();
     throw;
