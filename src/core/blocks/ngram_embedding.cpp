@@ -61,6 +61,9 @@ void NgramEmbedding::fetch(const Step& step) {
   hash_.row_ids(std::span(recent).last(static_cast<size_t>(hash_.context())), step.tokens, row_ids_);
   Lane& lane = step.backend.copy_lane();
   lane.call([](void* self) { static_cast<NgramEmbedding*>(self)->gather(); }, this);
+  // The arena's memory may still be read by the step before.
+  step.backend.compute_lane().record(begun_event_);
+  lane.wait(begun_event_);
   lane.copy_in(gathered_, fetched_);
   lane.record(arrived_event_);
 }

@@ -26,12 +26,13 @@ class NgramEmbedding {
   int64_t table_rows() const { return hash_.table_rows(); }
   int64_t table_columns() const { return width_ / hash_.heads(); }
   // Events of the backend that the block uses for itself.
-  static constexpr int kEvents = 1;
+  static constexpr int kEvents = 2;
   // REQUIRES: before the first forward; rows and columns as above. The table outlives the model. Events first_event ...
   // first_event + kEvents - 1 are this block's own.
   void set_table(HostTable& table, int first_event) {
     table_ = &table;
     arrived_event_ = first_event;
+    begun_event_ = first_event + 1;
   }
 
   // At the start of a step: has the copy lane gather the rows of all its tokens while the layers before this one run.
@@ -53,7 +54,7 @@ class NgramEmbedding {
   Tensor norm_key_, norm_query_, norm_conv_, conv_;
   size_t history_ = 0;  // in SequenceState
   HostTable* table_ = nullptr;
-  int arrived_event_ = 0;
+  int arrived_event_ = 0, begun_event_ = 0;
   Tensor fetched_;             // [rows, width] of the table's type
   int64_t fetched_first_ = 0;  // position of its first row
   std::vector<int64_t> row_ids_;
