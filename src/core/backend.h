@@ -81,7 +81,7 @@ class Backend {
   virtual Lane& compute_lane() = 0;
   virtual Lane& copy_lane() = 0;
 
-  // Contiguous tensors only; return when the bytes have arrived.
+  // Contiguous tensors only. After all that was issued on the compute lane; return when the bytes have arrived.
   virtual void upload(std::span<const std::byte> host, const Tensor& device) = 0;
   virtual void download(const Tensor& device, std::span<std::byte> host) = 0;
   virtual void fill_zero(const Tensor& device) = 0;
