@@ -147,6 +147,9 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   text("--tp", flags.tp, "N", "ranks of tensor parallelism, as threads of this process; default 1");
   text("--context", flags.context, "N", "positions a sequence may have; default: the model's, at most 32768");
   text("--chunk", flags.chunk, "N", "prompt tokens computed at once; default 512");
+  text("--prefill-group", flags.prefill_group, "N",
+       "prompt tokens that pass each layer together, in chunks, so that an expert is copied once for them; default: 4 "
+       "chunks with --expert-slots, else one");
   text("--vram-budget", flags.vram_budget, "GIB", "GPU memory of a rank; not built yet");
   text("--ram-budget", flags.ram_budget, "GIB", "refuse a plan that needs more host memory");
   text("--expert-slots", flags.expert_slots, "N",
@@ -171,6 +174,7 @@ EngineOptions Settings::engine_options() const {
   options.seed = seed;
   options.context = context;
   options.chunk = chunk;
+  options.prefill_group = prefill_group;
   options.load_threads = threads;
   options.ram_budget_bytes = ram_budget_bytes;
   options.shard = shard;
@@ -195,6 +199,7 @@ Settings settings_of(const SharedFlags& flags) {
     settings.expert_slots = parse_integer("--expert-slots", flags.expert_slots, 0, kSlotsMax);
   if (!flags.context.empty()) settings.context = parse_integer("--context", flags.context, 1);
   if (!flags.chunk.empty()) settings.chunk = parse_integer("--chunk", flags.chunk, 1);
+  if (!flags.prefill_group.empty()) settings.prefill_group = parse_integer("--prefill-group", flags.prefill_group, 1);
   if (!flags.ram_budget.empty()) settings.ram_budget_bytes = parse_gib("--ram-budget", flags.ram_budget);
   settings.threads = flags.threads.empty()
                          ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))

@@ -105,7 +105,7 @@ void ExpertExecutor::issue_copy(ExpertKey key, int64_t slot) {
 // slot last has been issued; a run waits for its own copy alone.
 void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
   const auto layer = static_cast<int32_t>(step.layer);
-  const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0)};
+  const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0), step.returns};
   const LayerPlan plan = policy_->on_routed(step.layer, routing, phase_);
   Lane& lane = backend_.compute_lane();
   for (const int64_t slot : filling_) {  // of the last plan's look-ahead; the lane waits once, for all

@@ -36,8 +36,8 @@ class ExpertExecutor final : public ExpertRunner {
   // U8 [slab_bytes()]; before the first step of a cache.
   void set_slab(const Tensor& slab);
 
-  // A step of `rows` rows begins; says which rules the policy goes by.
-  void begin_step(int64_t rows) { phase_ = rows <= kCanonicalRowsMax ? Phase::decode : Phase::prefill; }
+  // A step begins; says which rules the policy goes by. REQUIRES: at most kCanonicalRowsMax rows of decode.
+  void begin_step(Phase phase) { phase_ = phase; }
 
   void run(const RoutedExperts& step) override;
   DType parts_dtype(DType activations) const override {
