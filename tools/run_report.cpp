@@ -53,7 +53,7 @@ OrderedJson offload_json(const Engine& engine) {
     }
   }
   return OrderedJson::object({{"h2d_bytes", copied_bytes},
-                              {"cpu_expert_bytes", engine.expert_bytes()},
+                              {"cpu_expert_bytes", engine.cpu_expert_bytes()},
                               {"hits", hits},
                               {"misses", misses},
                               {"slots", slots},

@@ -76,6 +76,9 @@ void Engine::open(const EngineOptions& options) {
 void Engine::plan(const EngineOptions& options, const Devices& devices) {
   const int world = static_cast<int>(devices.backends.size());
   OFL_ASSERT(world == 1 || devices.collectives.size() == devices.backends.size());
+  OFL_ASSERT(devices.host_ops.empty() || devices.host_ops.size() == devices.backends.size());
+  if (options.cache.host_permille > 0 && devices.host_ops.empty())
+    throw_error(ErrorCode::usage, "--cpu-experts: the CPU cannot compute experts beside this device; use off");
   const std::vector<ExpertLayer> layers = Model::expert_layers(spec_);
   residency_.emplace(*source_, layers, Model::expert_shape(spec_, expert_dtype(*source_, layers.front())),
                      ResidencyOptions{.form = options.shard, .world = world});
@@ -87,14 +90,16 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
                            .group = group_,
                            .cache = options.cache};
     Collective* collective = world == 1 ? nullptr : devices.collectives[static_cast<size_t>(r)];
-    ranks_.push_back(std::make_unique<RankContext>(spec_, rank, *devices.backends[static_cast<size_t>(r)], collective,
-                                                   *source_, *residency_));
+    Ops* host_ops = devices.host_ops.empty() ? nullptr : devices.host_ops[static_cast<size_t>(r)];
+    ranks_.push_back(std::make_unique<RankContext>(spec_, rank, *devices.backends[static_cast<size_t>(r)], host_ops,
+                                                   collective, *source_, *residency_));
     const RankMemory& memory = ranks_.back()->memory();
     memory_.weights += memory.weights;
     memory_.sequence += memory.sequence;
     memory_.workspace += memory.workspace;
     memory_.slots += memory.slots;
     memory_.stacks += memory.stacks;
+    memory_.staging += memory.staging;
   }
   for (const RankContext::TableNeed& need : ranks_.front()->table_needs()) {
     tables_.push_back(std::make_unique<RamTable>(*source_, need.stem, need.rows, need.columns));
@@ -125,6 +130,7 @@ void Engine::plan_budget(const EngineOptions& options) {
     budget_.add("workspace" + of, memory.workspace, place, {"lower --chunk", memory.workspace});
     if (memory.stacks > 0)
       budget_.add("residual stacks" + of, memory.stacks, place, {"lower --prefill-group", memory.stacks});
+    if (memory.staging > 0) budget_.add("experts on the CPU" + of, memory.staging, host);
   }
 }
 
@@ -148,9 +154,12 @@ void Engine::load(const EngineOptions& options) {
   team_ = std::make_unique<RankTeam>(world());
 }
 
-int64_t Engine::expert_bytes() const {
+int64_t Engine::cpu_expert_bytes() const {
   int64_t bytes = 0;
-  for (const auto& rank : ranks_) bytes += rank->executor().expert_bytes();
+  for (const auto& rank : ranks_) {
+    const ExpertExecutor& executor = rank->executor();
+    bytes += rank->backend().name() == "cpu" ? executor.expert_bytes() : executor.host_expert_bytes();
+  }
   return bytes;
 }
 

@@ -25,10 +25,11 @@ namespace offload {
 struct Devices {
   std::vector<Backend*> backends;
   std::vector<Collective*> collectives;  // empty for one rank
+  std::vector<Ops*> host_ops;            // on host memory, each for its rank's thread; empty: no expert runs there
 
   Devices(Backend& one) : backends{&one} {}  // NOLINT: one backend is a world of one
-  Devices(std::vector<Backend*> all, std::vector<Collective*> ends)
-      : backends(std::move(all)), collectives(std::move(ends)) {}
+  Devices(std::vector<Backend*> all, std::vector<Collective*> ends, std::vector<Ops*> host = {})
+      : backends(std::move(all)), collectives(std::move(ends)), host_ops(std::move(host)) {}
 };
 
 struct EngineOptions {
@@ -53,8 +54,8 @@ struct EngineOptions {
 
 // Bytes by purpose over all ranks, before anything is allocated. The sequence is one conversation's state.
 struct MemoryPlan {
-  int64_t weights = 0, experts = 0, tables = 0, sequence = 0, workspace = 0, slots = 0, stacks = 0;
-  int64_t total() const { return weights + experts + tables + sequence + workspace + slots + stacks; }
+  int64_t weights = 0, experts = 0, tables = 0, sequence = 0, workspace = 0, slots = 0, stacks = 0, staging = 0;
+  int64_t total() const { return weights + experts + tables + sequence + workspace + slots + stacks + staging; }
 };
 
 // One sequence's state on every rank.
@@ -94,8 +95,9 @@ class Engine {
   std::span<const std::string> warnings() const { return warnings_; }
   const RankContext& rank(int r) const { return *ranks_[static_cast<size_t>(r)]; }
   const Residency& residency() const { return *residency_; }
-  // Of routed experts computed so far on all ranks: each run of one expert counts its weights once.
-  int64_t expert_bytes() const;
+  // Of routed experts that the host's cores computed so far, on all ranks: each run of one expert counts its weights
+  // once. On the CPU backend these are all.
+  int64_t cpu_expert_bytes() const;
 
   // A fresh sequence; the engine outlives it. Throws Error{resource}.
   Sequence new_sequence();

@@ -6,14 +6,14 @@
 
 namespace offload {
 
-RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Backend& backend, Collective* collective,
-                         const WeightSource& source, const Residency& residency)
+RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Backend& backend, Ops* host_ops,
+                         Collective* collective, const WeightSource& source, const Residency& residency)
     : spec_(spec),
       options_(options),
       backend_(backend),
       collective_(collective),
       source_(source),
-      executor_(backend, residency, options.slice.rank, spec.layers.front().moe.top_k, options.cache),
+      executor_(backend, host_ops, residency, options.slice.rank, spec.layers.front().moe.top_k, options.cache),
       layout_(options.context, options.arithmetic.activations) {
   OFL_ASSERT(options_.group >= options_.chunk);
   Arena weights, workspace;
@@ -29,7 +29,8 @@ RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Back
              .sequence = layout.bytes(),
              .workspace = chunk_bytes + scratch_bytes_,
              .slots = executor_.slab_bytes(),
-             .stacks = arena_bytes_ - chunk_bytes};
+             .stacks = arena_bytes_ - chunk_bytes,
+             .staging = executor_.staging_bytes()};
 }
 
 RankContext::~RankContext() {
@@ -42,6 +43,7 @@ void RankContext::load(std::span<HostTable* const> tables, const std::function<v
   scratch_ = backend_.allocate(scratch_bytes_, "op scratch");
   slab_ = backend_.allocate(memory_.slots, "expert slots");
   executor_.set_slab(Tensor(slab_.data(), DType::u8, {slab_.bytes()}));
+  executor_.allocate_staging();
   Arena weights(weights_.data(), weights_.bytes());
   WeightLoader loader(source_, backend_, weights, progress);
   model_.emplace(spec_, options_.slice, loader, layout_);

@@ -30,10 +30,11 @@ struct RankOptions {
   ExpertCacheOptions cache;
 };
 
-// Bytes of one rank on its device, before anything is allocated.
+// Bytes of one rank before anything is allocated: on its device, but for `staging` on the host.
 struct RankMemory {
   int64_t weights = 0, sequence = 0, workspace = 0, slots = 0;
-  int64_t stacks = 0;  // what a group takes beyond the workspace of one chunk, mostly residual stacks
+  int64_t stacks = 0;   // what a group takes beyond the workspace of one chunk, mostly residual stacks
+  int64_t staging = 0;  // for experts that the host computes
 };
 
 class RankContext {
@@ -41,10 +42,10 @@ class RankContext {
   // Rows that pass through lm_head at once.
   static constexpr int64_t kLogitTile = 64;
 
-  // All references outlive the rank; `collective` is null for a world of one. Plans: validates every tensor's name and
-  // shape and counts every byte, allocates nothing. Throws Error.
-  RankContext(const ModelSpec& spec, const RankOptions& options, Backend& backend, Collective* collective,
-              const WeightSource& source, const Residency& residency);
+  // All references outlive the rank; `collective` is null for a world of one, `host_ops` where no expert runs on the
+  // host. Plans: validates every tensor's name and shape and counts every byte, allocates nothing. Throws Error.
+  RankContext(const ModelSpec& spec, const RankOptions& options, Backend& backend, Ops* host_ops,
+              Collective* collective, const WeightSource& source, const Residency& residency);
 
   // Waits for the work under way: it uses memory that goes with the rank.
   ~RankContext();
