@@ -38,7 +38,7 @@ class ModelBench::Runner {
   };
 
   Runner(const Settings& settings, const ModelBenchOptions& options)
-      : arm_(settings.arm), options_(options), backend_(make_backend(settings)) {
+      : arm_(settings.arm), options_(options), devices_(settings) {
     LoadProgress progress(std::string(kProgram), printable(settings.model_dir, 4096));
     EngineOptions engine_options = settings.engine_options();
     if (engine_options.context == 0) {
@@ -53,7 +53,7 @@ class ModelBench::Runner {
       stop_if_interrupted();
       progress.update(done_bytes, total_bytes);
     };
-    engine_.emplace(engine_options, *backend_);
+    engine_.emplace(engine_options, devices_.devices());
     progress.finish();
     if (options.prompt_tokens + options.decode_tokens > engine_->context())
       throw_error(ErrorCode::usage, "--prompt-tokens {} and --decode-tokens {} exceed --context {}",
@@ -81,15 +81,14 @@ class ModelBench::Runner {
  private:
   template <typename Body>
   Phase phase(OpObserver* observer, const Body& body) {
-    Ops& ops = backend_->ops();
-    ops.reset_cost();
-    ops.set_observer(observer);
+    devices_.reset_cost();
+    devices_.set_observer(observer);
     Phase phase;
     const Watch watch;
     body(phase.hash);
     phase.seconds = watch.seconds();
-    phase.cost = ops.total_cost();
-    ops.set_observer(nullptr);
+    phase.cost = devices_.total_cost();
+    devices_.set_observer(nullptr);
     return phase;
   }
 
@@ -108,7 +107,7 @@ class ModelBench::Runner {
 
   std::string arm_;
   ModelBenchOptions options_;
-  std::unique_ptr<Backend> backend_;
+  DeviceSet devices_;
   std::optional<Engine> engine_;
   std::optional<Sequence> sequence_;
   std::vector<int32_t> prompt_;

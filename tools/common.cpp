@@ -54,17 +54,6 @@ void refuse_what_is_not_built(const SharedFlags& flags) {
   const auto refuse = [](std::string_view what) { throw_error(ErrorCode::usage, "{}", what); };
   require_choice("--device", flags.device, {"auto", "cpu", "cuda"});
   if (flags.device == "cuda") refuse("--device cuda: this build has no CUDA backend yet; use --device cpu");
-  if (flags.cpu_experts != "auto") {
-    std::string_view percent = flags.cpu_experts;
-    const bool is_percent = percent.ends_with('%');
-    if (is_percent) {
-      percent.remove_suffix(1);
-      parse_integer("--cpu-experts", percent, 0, 100);
-    } else {
-      require_choice("--cpu-experts", flags.cpu_experts, {"auto", "off", "a percentage as in 50%"});
-    }
-    if (flags.cpu_experts != "100%") refuse("--cpu-experts: this build runs all experts on the CPU; use auto");
-  }
   if (!flags.vram_budget.empty()) refuse("--vram-budget: this build has no GPU backend yet; leave it out");
   if (!flags.force_sm.empty()) refuse("--force-sm: this build has no CUDA backend yet; leave it out");
   if (!flags.trace.empty()) refuse("--trace is not built yet; leave it out");
@@ -131,6 +120,25 @@ int64_t parse_gib(std::string_view flag, std::string_view text) {
   return std::max(int64_t{1}, static_cast<int64_t>(value * kGib));
 }
 
+// Share of the decode experts that miss the slots, in 1/1000. `auto` is none until a run knows its machine's rates.
+int64_t parse_cpu_experts(std::string_view text, int64_t expert_slots) {
+  if (text == "auto") return 0;
+  std::string_view percent = text;
+  int64_t permille = 0;
+  if (percent.ends_with('%')) {
+    percent.remove_suffix(1);
+    permille = 10 * parse_integer("--cpu-experts", percent, 0, 100);
+  } else {
+    require_choice("--cpu-experts", text, {"auto", "off", "a percentage as in 50%"});
+  }
+  if (expert_slots == 0)
+    throw_error(ErrorCode::usage,
+                "--cpu-experts {}: without --expert-slots every expert runs where it lies, on the CPU; give "
+                "--expert-slots or leave --cpu-experts out",
+                text);
+  return permille;
+}
+
 }  // namespace
 
 void add_shared_flags(CLI::App& app, SharedFlags& flags) {
@@ -156,7 +164,9 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
        "slots of each rank's expert cache; default 0: experts run where they lie");
   text("--shard", flags.shard, "expert|slice|auto", "experts over ranks: whole, or a slice of each; auto: expert");
   text("--arm", flags.arm, "NAME", "arithmetic: bf16 (default), bf16-reference, fp32");
-  text("--cpu-experts", flags.cpu_experts, "auto|off|N%", "experts computed by the CPU; this build: all, auto");
+  text("--cpu-experts", flags.cpu_experts, "auto|off|N%",
+       "share of the experts missing from the slots in decode that the CPU computes where they lie, instead of a copy; "
+       "auto: none");
   text("--threads", flags.threads, "N", "CPU threads; default: all cores");
   text("--load-format", flags.load_format, "auto|dummy", "dummy: weights made up from --seed; needs config.json alone");
   text("--force-sm", flags.force_sm, "N", "kernels of another GPU generation; not built yet");
@@ -179,6 +189,7 @@ EngineOptions Settings::engine_options() const {
   options.ram_budget_bytes = ram_budget_bytes;
   options.shard = shard;
   options.cache.slots = expert_slots;
+  options.cache.host_permille = cpu_permille;
   options.arithmetic = arithmetic;
   return options;
 }
@@ -197,6 +208,7 @@ Settings settings_of(const SharedFlags& flags) {
   if (flags.shard == "slice") settings.shard = ShardForm::slice;
   if (!flags.expert_slots.empty())
     settings.expert_slots = parse_integer("--expert-slots", flags.expert_slots, 0, kSlotsMax);
+  settings.cpu_permille = parse_cpu_experts(flags.cpu_experts, settings.expert_slots);
   if (!flags.context.empty()) settings.context = parse_integer("--context", flags.context, 1);
   if (!flags.chunk.empty()) settings.chunk = parse_integer("--chunk", flags.chunk, 1);
   if (!flags.prefill_group.empty()) settings.prefill_group = parse_integer("--prefill-group", flags.prefill_group, 1);

@@ -43,6 +43,7 @@ struct Settings {
   int tp = 1;
   ShardForm shard = ShardForm::expert;
   int64_t expert_slots = 0;                      // of each rank's cache; 0: no cache
+  int64_t cpu_permille = 0;                      // of the decode experts that miss it
   std::optional<int64_t> ram_budget_bytes = {};  // nothing: what the system has
   Arithmetic arithmetic;
 

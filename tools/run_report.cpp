@@ -13,6 +13,7 @@ OrderedJson plan_json(const Settings& settings, const Engine& engine) {
   plan["tp"] = engine.world();
   plan["shard"] = settings.shard == ShardForm::slice ? "slice" : "expert";
   plan["expert_slots"] = settings.expert_slots;
+  plan["cpu_permille"] = settings.cpu_permille;
   plan["context"] = engine.context();
   plan["chunk"] = engine.chunk();
   plan["prefill_group"] = engine.prefill_group();
@@ -23,6 +24,7 @@ OrderedJson plan_json(const Settings& settings, const Engine& engine) {
                                         {"workspace_bytes", memory.workspace},
                                         {"slots_bytes", memory.slots},
                                         {"stacks_bytes", memory.stacks},
+                                        {"staging_bytes", memory.staging},
                                         {"total_bytes", memory.total()}});
   return plan;
 }

@@ -15,7 +15,7 @@
 
 namespace offload::tools {
 
-// plan {model, model_type, device, arm, load_format, tp, shard, expert_slots, context, chunk,
+// plan {model, model_type, device, arm, load_format, tp, shard, expert_slots, cpu_permille, context, chunk,
 // prefill_group, memory {*_bytes}}.
 OrderedJson plan_json(const Settings& settings, const Engine& engine);
 // The same as a table of lines.
