@@ -127,6 +127,23 @@ TEST_CASE("a_model_is_measured_with_arms_in_turn_and_the_first_again_last") {
   CHECK(json.at("plan").at("model_type") == "qwen4_exp");
 }
 
+TEST_CASE("a_bench_over_ranks_has_the_same_bits_wherever_the_experts_run") {
+  const auto hashes = [&](const Arguments& more) {
+    Arguments arguments{"--prompt-tokens", "24", "--decode-tokens", "4",  "--repeat", "1",
+                        "--warmup",        "0",  "--chunk",         "12", "--tp",     "2",
+                        "--threads",       "2",  "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Json json = run_json(arguments);
+    CHECK(json.at("plan").at("tp") == 2);
+    std::vector<std::string> out;
+    for (const Json& row : json.at("rows")) out.push_back(row.at("hash"));
+    return out;
+  };
+  const std::vector<std::string> in_place = hashes({});
+  CHECK(in_place.size() == 4);
+  CHECK(hashes({"--expert-slots", "8", "--cpu-experts", "50%"}) == in_place);
+}
+
 TEST_CASE("text_names_the_machine_the_command_and_each_case") {
   const Run result = run({"ops", "--case", "add/*", "--repeat", "1", "--threads", "1"});
   CHECK(result.exit_code == 0);

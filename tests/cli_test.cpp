@@ -166,6 +166,28 @@ TEST_CASE("json_is_one_object_with_the_promised_keys") {
   CHECK(json_of(run({"--dry-run", "--json"}))["plan"] == json["plan"]);
 }
 
+TEST_CASE("experts_on_the_cpu_save_copies_and_change_no_answer") {
+  const auto answer = [&](const Arguments& more) {
+    Arguments arguments{"-p", kQuestion, "--greedy", "--json", "--expert-slots", "8"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return json_of(run(arguments));
+  };
+  const Json copied = answer({"--cpu-experts", "off"}), automatic = answer({});
+  CHECK(automatic["offload"] == copied["offload"]);
+  CHECK(copied["plan"]["memory"]["staging_bytes"] == 0);
+  for (const Arguments& more :
+       {Arguments{}, {"--tp", "2", "--shard", "slice", "--prefill-group", "8", "--chunk", "8"}}) {
+    Arguments all{"--cpu-experts", "100%"};
+    all.insert(all.end(), more.begin(), more.end());
+    const Json on_cpu = answer(all);
+    CHECK(on_cpu["text"] == kAnswer);
+    CHECK(on_cpu["plan"]["cpu_permille"] == 1000);
+    CHECK(on_cpu["plan"]["memory"]["staging_bytes"].get<int64_t>() > 0);
+    CHECK(on_cpu["offload"]["h2d_bytes"].get<int64_t>() < copied["offload"]["h2d_bytes"].get<int64_t>());
+  }
+  CHECK(copied["text"] == kAnswer);
+}
+
 TEST_CASE("stop_strings_are_cut_off_whole_and_may_be_repeated") {
   CHECK(run({"-p", kQuestion, "--greedy", "--stop", "zzz", "--stop", "pan is To"}).out == "The capital of Ja\n");
   const Json json = json_of(run({"-p", kQuestion, "--greedy", "--stop", "[Tokyo]", "--stop", " Tokyo", "--json"}));
@@ -346,7 +368,9 @@ TEST_CASE("bad_values_of_flags_are_usage_errors_that_name_the_flag_and_the_range
       {{"--tp", "0"}, {"--tp", "\"0\""}},
       {{"--tp", "2x"}, {"--tp", "2x"}},
       {{"--shard", "row"}, {"--shard"}},
-      {{"--cpu-experts", "off"}, {"--cpu-experts"}},
+      {{"--cpu-experts", "off"}, {"--cpu-experts off", "--expert-slots"}},
+      {{"--cpu-experts", "half"}, {"--cpu-experts", "auto, off"}},
+      {{"--prefill-group", "0"}, {"--prefill-group", "at least 1"}},
       {{"--cpu-experts", "120%"}, {"--cpu-experts", "from 0 to 100"}},
       {{"--expert-slots", "-4"}, {"--expert-slots"}},
       {{"--vram-budget", "4"}, {"--vram-budget"}},

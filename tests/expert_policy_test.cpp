@@ -103,6 +103,28 @@ std::pair<double, double> around_a_scan(PolicyKind kind, const RoutingShape& sha
   return {decode_hits(options, decode, 200, 232), decode_hits(options, scanned, 202, 234)};
 }
 
+struct Scan {
+  int64_t copies = 0;
+  double decode_hits = 0;  // in %, of the 32 rows behind it
+};
+
+// Two chunks of other text amid decode, all layers of one before the next, or each layer over both.
+Scan scan_of_two_chunks(const RoutingShape& shape, double resident, bool by_layers) {
+  const RoutingTrace decode = draw_trace(shape, SkewedRouting{}, std::vector<DrawnStep>(232), 1);
+  const RoutingTrace text = draw_trace(shape, SkewedRouting{}, std::vector<DrawnStep>(2, {Phase::prefill, 1024}), 99);
+  ExpertPolicy policy(options_of(PolicyKind::adaptive, shape, resident));
+  replay(policy, decode, 0, 200);
+  ActiveExperts active(shape.experts);
+  for (int64_t visit = 0; visit < 2 * shape.layers; ++visit) {
+    const int64_t layer = by_layers ? visit / 2 : visit % shape.layers;
+    const int64_t chunk = by_layers ? visit % 2 : visit / shape.layers;
+    policy.on_routed(layer, {active.collect(text.ids(chunk, layer)), text.rows(chunk), by_layers && chunk == 0},
+                     Phase::prefill);
+  }
+  const int64_t copies = policy.counts(Phase::prefill).copies();
+  return {copies, 100 * replay(policy, decode, 200, 232).decode.hit_rate()};
+}
+
 }  // namespace
 
 TEST_CASE("the_reported_cache_trace_runs_in_waves_and_loads_an_expert_named_twice_once") {
@@ -123,6 +145,34 @@ TEST_CASE("the_reported_cache_trace_runs_in_waves_and_loads_an_expert_named_twic
       CHECK(carrier.move(true) == "");
       CHECK(policy.counts(Phase::decode).misses >= 8);
       CHECK(policy.counts(Phase::decode).misses <= 27);
+    }
+}
+
+TEST_CASE("a_layer_that_returns_keeps_what_it_copied_when_the_slots_hold_it") {
+  const RoutingShape shape{6, 32, 4};
+  const RoutingTrace prompt = draw_trace(shape, SkewedRouting{}, std::vector<DrawnStep>(4, {Phase::prefill, 24}), 1);
+  const RoutingTrace before = draw_trace(shape, SkewedRouting{}, std::vector<DrawnStep>(100), 2);
+  for (const int64_t slots : {33, 40, 64})
+    for (const int lookahead : {0, 1, 2}) {
+      CAPTURE(slots);
+      CAPTURE(lookahead);
+      const PolicyOptions options{.shape = shape, .slots = slots, .lookahead_layers = lookahead};
+      ExpertPolicy policy(options);
+      replay(policy, before, 0, before.steps());
+      std::map<std::pair<int32_t, int32_t>, int> copies;
+      ActiveExperts active(shape.experts);
+      for (int32_t layer = 0; layer < shape.layers; ++layer)
+        for (int64_t chunk = 0; chunk < prompt.steps(); ++chunk) {
+          const LayerRouting routing{active.collect(prompt.ids(chunk, layer)), prompt.rows(chunk),
+                                     chunk + 1 < prompt.steps()};
+          const LayerPlan plan = policy.on_routed(layer, routing, Phase::prefill);
+          for (const PlannedRun& run : plan.runs) copies[{layer, run.expert}] += run.copy_first ? 1 : 0;
+          for (const PlannedCopy& ahead : plan.lookahead)  // behind the last layer, for tokens that could come next
+            if (ahead.key.layer > layer) ++copies[{ahead.key.layer, ahead.key.expert}];
+          policy.check();
+        }
+      for (const auto& [key, count] : copies) CHECK(count <= 1);
+      CHECK(copies.size() > 120);
     }
 }
 
@@ -352,6 +402,16 @@ TEST_CASE("belady_evicts_what_is_needed_last") {
   CHECK(replay_belady(trace, 3, 4, trace.steps()).decode.steps == 4);
 }
 
+TEST_CASE("a_scan_by_layers_copies_half_of_one_by_chunks_and_costs_decode_two_points_at_most") {
+  for (const double resident : {0.1, 0.25}) {  // 307 slots for 256 experts a layer, and 768
+    const Scan chunks = scan_of_two_chunks(kShape, resident, false),
+               layers = scan_of_two_chunks(kShape, resident, true);
+    CAPTURE(resident);
+    CHECK(static_cast<double>(layers.copies) < 0.6 * static_cast<double>(chunks.copies));
+    CHECK(layers.decode_hits > chunks.decode_hits - 2);
+  }
+}
+
 // The tables of docs/policy.md: expert_policy_test --no-skip --test-case=the_tables_of_docs_policy
 TEST_CASE("the_tables_of_docs_policy" * doctest::skip()) {
   const RoutingShape published{48, 512, 10};
@@ -367,5 +427,13 @@ TEST_CASE("the_tables_of_docs_policy" * doctest::skip()) {
     scans += fmt::format("| {:.1f} % | {:.1f} % | {:.1f} % | {:.1f} % | {:.1f} % |\n", 100 * resident, lru.first,
                          lru.second, adaptive.first, adaptive.second);
   }
-  MESSAGE("\n" << replay_table(rows) << "\n" << scans);
+  std::string orders = "| resident | copies by chunks | by layers | decode hits by chunks | by layers |\n";
+  orders += "|---:|---:|---:|---:|---:|\n";
+  for (const double resident : {0.045, 0.125, 0.25, 0.31}) {
+    const Scan chunks = scan_of_two_chunks(published, resident, false);
+    const Scan layers = scan_of_two_chunks(published, resident, true);
+    orders += fmt::format("| {:.1f} % | {} | {} | {:.1f} % | {:.1f} % |\n", 100 * resident, chunks.copies,
+                          layers.copies, chunks.decode_hits, layers.decode_hits);
+  }
+  MESSAGE("\n" << replay_table(rows) << "\n" << scans << "\n" << orders);
 }

@@ -191,7 +191,19 @@ TEST_CASE("offload_plan_prints_a_plan_replays_traces_and_refuses_in_one_line") {
   CHECK(json["choice"]["tp"] == 2);
   CHECK(json["predicted"]["decode"]["tok_s"].get<double>() > 0);
   CHECK(parse_json(read_text_file(folder + "/trace.json", 1 << 28), "trace")["traceEvents"].size() > 100);
-  CHECK(contains(run({"--prompt-tokens", "500"}).out, "next lever"));
+  const std::string text = run({"--prompt-tokens", "500"}).out;
+  CHECK(contains(text, "next lever"));
+  // What it advises, offload-run takes.
+  std::vector<std::string> advised{"--model", model, "--dry-run", "--tp", "2"};
+  for (size_t at = text.find("\n  --"); at != std::string::npos; at = text.find("\n  --", at + 1)) {
+    const size_t flag = at + 3, value = text.find(' ', flag) + 1;
+    advised.push_back(text.substr(flag, value - 1 - flag));
+    advised.push_back(text.substr(value, text.find_first_of(" \n", value) - value));
+  }
+  REQUIRE(advised.size() == 5 + 2 * 5);
+  const auto planned = run_program(OFFLOAD_RUN, advised, "");
+  INFO(planned.err);
+  CHECK(planned.exit_code == 0);
 
   const auto refuses = [&](std::vector<std::string> more, int code, std::string_view part) {
     const auto result = run(std::move(more));

@@ -79,8 +79,11 @@ std::string run_case(uint64_t seed) {
     const Phase phase = fuzz.chance(25) ? Phase::prefill : Phase::decode;
     const int64_t rows = phase == Phase::prefill ? fuzz.between(1, 40) : fuzz.chance(80) ? 1 : fuzz.between(1, 12);
     const int64_t layers = fuzz.chance(95) ? options.shape.layers : fuzz.between(0, options.shape.layers);  // cancelled
-    for (int64_t layer = 0; layer < layers; ++layer) {
-      const LayerRouting routing{active.collect(std::span<const int32_t>(fuzz.ids(options.shape, rows))), rows};
+    const int64_t chunks = phase == Phase::prefill && fuzz.chance(50) ? fuzz.between(1, 4) : 1;  // layer by layer
+    for (int64_t visit = 0; visit < layers * chunks; ++visit) {
+      const int64_t layer = visit / chunks;
+      const LayerRouting routing{active.collect(std::span<const int32_t>(fuzz.ids(options.shape, rows))), rows,
+                                 visit % chunks + 1 < chunks};
       const LayerPlan plan = policy.on_routed(layer, routing, phase), same = twin.on_routed(layer, routing, phase);
       if (plan.runs.size() != same.runs.size() || plan.lookahead.size() != same.lookahead.size())
         return "the same routing gave two plans";

@@ -72,12 +72,19 @@ std::string why_no_cuda() {
 }
 #endif
 
+namespace {
+
+// A rank's share of the cores.
+std::unique_ptr<Ops> make_host_ops(const Settings& settings) {
+  return std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = std::max(1, settings.threads / settings.tp)});
+}
+
+}  // namespace
+
 std::unique_ptr<Backend> make_backend(const Settings& settings, int rank) {
   if (settings.device == "cuda") return make_cuda_backend(settings, rank);
   OFL_ASSERT(settings.device == "cpu");
-  const int threads_of_rank = std::max(1, settings.threads / settings.tp);
-  return std::make_unique<cpu::CpuBackend>(
-      std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = threads_of_rank}));
+  return std::make_unique<cpu::CpuBackend>(make_host_ops(settings));
 }
 
 struct DeviceSet::Group {
@@ -90,6 +97,8 @@ DeviceSet::~DeviceSet() = default;
 DeviceSet::DeviceSet(const Settings& settings) {
   if (settings.device == "cuda") pinning_ = cuda_pinning();
   for (int rank = 0; rank < settings.tp; ++rank) backends_.push_back(make_backend(settings, rank));
+  for (int rank = 0; rank < settings.tp && settings.cpu_permille > 0; ++rank)
+    host_ops_.push_back(make_host_ops(settings));
   if (settings.tp == 1) return;
   group_ = std::make_unique<Group>(settings.tp);
   for (int rank = 0; rank < settings.tp; ++rank) ends_.push_back(group_->threads.end(rank));
@@ -98,11 +107,29 @@ DeviceSet::DeviceSet(const Settings& settings) {
 Devices DeviceSet::devices() const {
   std::vector<Backend*> backends;
   std::vector<Collective*> ends;
+  std::vector<Ops*> host_ops;
   for (const auto& backend : backends_) backends.push_back(backend.get());
   for (const auto& end : ends_) ends.push_back(end.get());
-  Devices devices{std::move(backends), std::move(ends)};
+  for (const auto& ops : host_ops_) host_ops.push_back(ops.get());
+  Devices devices{std::move(backends), std::move(ends), std::move(host_ops)};
   devices.pinning = pinning_;
   return devices;
+}
+
+Cost DeviceSet::total_cost() const {
+  Cost sum;
+  for (const auto& backend : backends_) sum += backend->ops().total_cost();
+  for (const auto& ops : host_ops_) sum += ops->total_cost();
+  return sum;
+}
+
+void DeviceSet::reset_cost() {
+  for (const auto& backend : backends_) backend->ops().reset_cost();
+  for (const auto& ops : host_ops_) ops->reset_cost();
+}
+
+void DeviceSet::set_observer(OpObserver* observer) {
+  backends_.front()->ops().set_observer(observer);
 }
 
 Roofs measure_roofs(const Settings& settings) {

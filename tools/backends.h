@@ -24,12 +24,18 @@ class DeviceSet {
   explicit DeviceSet(const Settings& settings);
   ~DeviceSet();
   Devices devices() const;
+  // Of the ops of all ranks since the last reset, on devices and on the host beside them.
+  Cost total_cost() const;
+  void reset_cost();
+  // Watches rank 0's device; null: none.
+  void set_observer(OpObserver* observer);
 
  private:
   struct Group;  // what the collectives of one backend share
 
   PinHooks pinning_;
   std::vector<std::unique_ptr<Backend>> backends_;
+  std::vector<std::unique_ptr<Ops>> host_ops_;
   std::unique_ptr<Group> group_;
   std::vector<std::unique_ptr<Collective>> ends_;
 };

@@ -83,9 +83,8 @@ class ModelBench::Runner {
  private:
   template <typename Body>
   Phase phase(OpObserver* observer, const Body& body) {
-    Ops& ops = devices_.devices().backends.front()->ops();
-    ops.reset_cost();
-    ops.set_observer(observer);
+    devices_.reset_cost();
+    devices_.set_observer(observer);
     Phase phase;
     const int64_t copied = copied_bytes();
     const Watch watch;
@@ -93,8 +92,8 @@ class ModelBench::Runner {
     phase.seconds = watch.seconds();
     phase.hash.add(std::as_bytes(std::span(last_logits_)));
     phase.link_bytes = copied_bytes() - copied;
-    phase.cost = ops.total_cost();
-    ops.set_observer(nullptr);
+    phase.cost = devices_.total_cost();
+    devices_.set_observer(nullptr);
     return phase;
   }
 

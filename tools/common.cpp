@@ -53,17 +53,6 @@ void require_choice(std::string_view flag, std::string_view value, std::initiali
 // Flags of parts that do not exist yet. Values that would be wrong anyway are called wrong first.
 void refuse_what_is_not_built(const SharedFlags& flags) {
   const auto refuse = [](std::string_view what) { throw_error(ErrorCode::usage, "{}", what); };
-  if (flags.cpu_experts != "auto") {
-    std::string_view percent = flags.cpu_experts;
-    const bool is_percent = percent.ends_with('%');
-    if (is_percent) {
-      percent.remove_suffix(1);
-      parse_integer("--cpu-experts", percent, 0, 100);
-    } else {
-      require_choice("--cpu-experts", flags.cpu_experts, {"auto", "off", "a percentage as in 50%"});
-    }
-    if (flags.cpu_experts != "100%") refuse("--cpu-experts: this build runs all experts on the CPU; use auto");
-  }
   if (!flags.trace.empty()) refuse("--trace is not built yet; leave it out");
 }
 
@@ -145,6 +134,25 @@ void check_model(const std::string& path, bool dummy_weights) {
                 std::strerror(errno));
 }
 
+// Share of the decode experts that miss the slots, in 1/1000. `auto` is none until a run knows its machine's rates.
+int64_t parse_cpu_experts(std::string_view text, const Settings& settings) {
+  if (text == "auto") return 0;
+  std::string_view percent = text;
+  int64_t permille = 0;
+  if (percent.ends_with('%')) {
+    percent.remove_suffix(1);
+    permille = 10 * parse_integer("--cpu-experts", percent, 0, 100);
+  } else {
+    require_choice("--cpu-experts", text, {"auto", "off", "a percentage as in 50%"});
+  }
+  if (settings.expert_slots == 0 && settings.device == "cpu")
+    throw_error(ErrorCode::usage,
+                "--cpu-experts {}: without --expert-slots every expert runs where it lies, on the CPU; give "
+                "--expert-slots or leave --cpu-experts out",
+                text);
+  return permille;
+}
+
 }  // namespace
 
 void add_shared_flags(CLI::App& app, SharedFlags& flags) {
@@ -161,13 +169,18 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   text("--tp", flags.tp, "N", "ranks of tensor parallelism, as threads of this process; default 1");
   text("--context", flags.context, "N", "positions a sequence may have; default: the model's, at most 32768");
   text("--chunk", flags.chunk, "N", "prompt tokens computed at once; default 512");
+  text("--prefill-group", flags.prefill_group, "N",
+       "prompt tokens that pass each layer together, in chunks, so that an expert is copied once for them; default: 4 "
+       "chunks with an expert cache, else one");
   text("--vram-budget", flags.vram_budget, "GIB", "GPU memory of each rank; default: what the GPU has free");
   text("--ram-budget", flags.ram_budget, "GIB", "refuse a plan that needs more host memory");
   text("--expert-slots", flags.expert_slots, "N",
        "slots of each rank's expert cache; default: on a GPU as many as fit, on the CPU 0: experts run where they lie");
   text("--shard", flags.shard, "expert|slice|auto", "experts over ranks: whole, or a slice of each; auto: expert");
   text("--arm", flags.arm, "NAME", "arithmetic: bf16 (default), bf16-reference, fp32");
-  text("--cpu-experts", flags.cpu_experts, "auto|off|N%", "experts computed by the CPU; this build: all, auto");
+  text("--cpu-experts", flags.cpu_experts, "auto|off|N%",
+       "share of the experts missing from the slots in decode that the CPU computes where they lie, instead of a copy; "
+       "auto: none");
   text("--threads", flags.threads, "N", "CPU threads; default: all cores");
   text("--load-format", flags.load_format, "auto|dummy", "dummy: weights made up from --seed; needs config.json alone");
   text("--force-sm", flags.force_sm, "N", "choose kernels as for an older GPU generation, e.g. 75 for Turing");
@@ -185,11 +198,13 @@ EngineOptions Settings::engine_options() const {
   options.seed = seed;
   options.context = context;
   options.chunk = chunk;
+  options.prefill_group = prefill_group;
   options.load_threads = threads;
   options.ram_budget_bytes = ram_budget_bytes;
   options.vram_budget_bytes = vram_budget_bytes;
   options.shard = shard;
   options.cache.slots = expert_slots;
+  options.cache.host_permille = cpu_permille;
   options.arithmetic = arithmetic;
   return options;
 }
@@ -208,8 +223,10 @@ Settings settings_of(const SharedFlags& flags) {
   if (flags.shard == "slice") settings.shard = ShardForm::slice;
   if (!flags.expert_slots.empty())
     settings.expert_slots = parse_integer("--expert-slots", flags.expert_slots, 0, kSlotsMax);
+  settings.cpu_permille = parse_cpu_experts(flags.cpu_experts, settings);
   if (!flags.context.empty()) settings.context = parse_integer("--context", flags.context, 1);
   if (!flags.chunk.empty()) settings.chunk = parse_integer("--chunk", flags.chunk, 1);
+  if (!flags.prefill_group.empty()) settings.prefill_group = parse_integer("--prefill-group", flags.prefill_group, 1);
   if (!flags.ram_budget.empty()) settings.ram_budget_bytes = parse_gib("--ram-budget", flags.ram_budget);
   settings.threads = flags.threads.empty()
                          ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))

@@ -23,7 +23,8 @@ namespace offload::tools {
 
 // As typed; empty: not given.
 struct SharedFlags {
-  std::string model, device = "auto", tp = "1", context, chunk, vram_budget, ram_budget, expert_slots, shard = "auto";
+  std::string model, device = "auto", tp = "1", context, chunk, prefill_group, vram_budget, ram_budget, expert_slots;
+  std::string shard = "auto";
   std::string arm = "bf16", cpu_experts = "auto", threads, load_format = "auto", force_sm, seed = "0", trace;
   bool dry_run = false, json = false, verbose = false;
 };
@@ -38,10 +39,11 @@ struct Settings {
   bool dummy_weights = false;
   int threads = 1;
   uint64_t seed = 0;
-  int64_t context = 0, chunk = 0;  // 0: the engine's choice
+  int64_t context = 0, chunk = 0, prefill_group = 0;  // 0: the engine's choice
   int tp = 1;
   ShardForm shard = ShardForm::expert;
-  int64_t expert_slots = 0;                       // of each rank's cache; 0: no cache
+  int64_t expert_slots = 0;                       // of each rank's cache; 0: none on the CPU, as many as fit on a GPU
+  int64_t cpu_permille = 0;                       // of the decode experts that miss it
   std::optional<int64_t> ram_budget_bytes = {};   // nothing: what the system has
   std::optional<int64_t> vram_budget_bytes = {};  // of each rank; nothing: what its device has
   std::optional<int> force_sm = {};               // plan for this generation of GPUs

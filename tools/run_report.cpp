@@ -13,24 +13,29 @@ OrderedJson plan_json(const Settings& settings, const Engine& engine) {
   plan["tp"] = engine.world();
   plan["shard"] = settings.shard == ShardForm::slice ? "slice" : "expert";
   plan["expert_slots"] = settings.expert_slots;
+  plan["cpu_permille"] = settings.cpu_permille;
   plan["context"] = engine.context();
   plan["chunk"] = engine.chunk();
+  plan["prefill_group"] = engine.prefill_group();
   plan["memory"] = OrderedJson::object({{"weights_bytes", memory.weights},
                                         {"experts_bytes", memory.experts},
                                         {"tables_bytes", memory.tables},
                                         {"sequence_bytes", memory.sequence},
                                         {"workspace_bytes", memory.workspace},
                                         {"slots_bytes", memory.slots},
+                                        {"stacks_bytes", memory.stacks},
+                                        {"staging_bytes", memory.staging},
                                         {"total_bytes", memory.total()}});
   return plan;
 }
 
 std::string plan_table(const Settings& settings, const Engine& engine) {
-  return fmt::format("model    {} ({})\ndevice   {}, arm {}, {} rank{}, experts by {}\ncontext  {}, chunk {}\n{}",
-                     printable(settings.model_dir, 4096), engine.spec().model_type, settings.device, settings.arm,
-                     engine.world(), engine.world() == 1 ? "" : "s",
-                     settings.shard == ShardForm::slice ? "slice" : "expert", engine.context(), engine.chunk(),
-                     engine.budget().table());
+  return fmt::format(
+      "model    {} ({})\ndevice   {}, arm {}, {} rank{}, experts by {}\ncontext  {}, chunk {}, {} prompt tokens by "
+      "layers\n{}",
+      printable(settings.model_dir, 4096), engine.spec().model_type, settings.device, settings.arm, engine.world(),
+      engine.world() == 1 ? "" : "s", settings.shard == ShardForm::slice ? "slice" : "expert", engine.context(),
+      engine.chunk(), engine.prefill_group(), engine.budget().table());
 }
 
 namespace {
@@ -50,7 +55,7 @@ OrderedJson offload_json(const Engine& engine) {
     }
   }
   return OrderedJson::object({{"h2d_bytes", copied_bytes},
-                              {"cpu_expert_bytes", engine.expert_bytes()},
+                              {"cpu_expert_bytes", engine.cpu_expert_bytes()},
                               {"hits", hits},
                               {"misses", misses},
                               {"slots", slots},

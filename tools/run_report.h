@@ -15,7 +15,8 @@
 
 namespace offload::tools {
 
-// plan {model, model_type, device, arm, load_format, tp, shard, context, chunk, memory {*_bytes}}.
+// plan {model, model_type, device, arm, load_format, tp, shard, expert_slots, cpu_permille, context, chunk,
+// prefill_group, memory {*_bytes}}.
 OrderedJson plan_json(const Settings& settings, const Engine& engine);
 // The same as a table of lines.
 std::string plan_table(const Settings& settings, const Engine& engine);

@@ -93,8 +93,8 @@ class Backend {
   virtual Lane& compute_lane() = 0;
   virtual Lane& copy_lane() = 0;
 
-  // Contiguous tensors only, in the compute lane's order. upload() returns when the host bytes may be reused,
-  // download() when they have arrived.
+  // Contiguous tensors only, after all that was issued on the compute lane. upload() returns when the host bytes may be
+  // reused, and what is issued later sees them; download() returns when the bytes have arrived.
   virtual void upload(std::span<const std::byte> host, const Tensor& device) = 0;
   virtual void download(const Tensor& device, std::span<std::byte> host) = 0;
   virtual void fill_zero(const Tensor& device) = 0;

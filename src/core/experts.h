@@ -75,6 +75,7 @@ struct RoutedExperts {
   Tensor parts;       // [rows * K, hidden] parts_dtype(): row r * K + s receives expert ids[r][s] applied to x[r]
   Tensor present;     // U8 [rows, K]: 1 where this rank wrote the part
   Rounding rounding = Rounding::fused;
+  bool returns = false;  // the next routed work is of the same layer: another chunk of the same tokens
 };
 
 class ExpertRunner {

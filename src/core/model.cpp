@@ -1,5 +1,7 @@
 #include "core/model.h"
 
+#include <algorithm>
+
 namespace offload {
 namespace {
 
@@ -75,35 +77,65 @@ void Model::fill_rope(Step& step) const {
   step.rope_blocks = fill(blocks.narrow(0, 0, completed), first_block * block_ratio_, block_ratio_);
 }
 
-Tensor Model::forward(Step& step, const LayerTap& tap) {
-  const int64_t rows = step.rows(), hidden = spec_.hidden;
-  const Tensor output = step.arena.take(step.dtype(), {rows, hidden});
+// Rows [begin, begin + rows) of the step.
+Step Model::chunk_of(const Step& step, int64_t begin, int64_t rows) const {
+  Step chunk = step;
+  chunk.tokens = step.tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows));
+  chunk.first = step.first + begin;
+  chunk.rope = step.rope.narrow(0, begin, rows);
+  if (block_ratio_ > 0) {
+    const int64_t blocks_before = chunk.first / block_ratio_, blocks_after = (chunk.first + rows) / block_ratio_;
+    chunk.rope_blocks =
+        step.rope_blocks.narrow(0, blocks_before - step.first / block_ratio_, blocks_after - blocks_before);
+  }
+  chunk.returns = begin + rows < step.rows();
+  return chunk;
+}
+
+// x, y [rows, hidden] and inject [rows, streams] are for its use.
+void Model::Layer::forward(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y,
+                           const Tensor& inject) {
+  if (ngram) ngram->add_to(step, stack);
+  mixer_connection.read(step, stack, x, inject);
+  std::visit([&](const auto& block) { block.forward(step, x, y); }, mixer);
+  mixer_connection.write(step, stack, y, inject);
+  moe_connection.read(step, stack, x, inject);
+  moe.forward(step, x, y);
+  moe_connection.write(step, stack, y, inject);
+}
+
+Tensor Model::forward(Step& step, int64_t chunk, const LayerTap& tap) {
+  const int64_t rows = step.rows(), hidden = spec_.hidden, rows_max = std::min(chunk, rows);
+  OFL_ASSERT(chunk >= 1);
+  const Tensor stacks = step.arena.take(step.dtype(), {rows, spec_.hyper.streams * hidden});
   const ArenaScope scope(step.arena);
   const Tensor ids = step.arena.take(DType::i32, {rows});
   for (Layer& layer : layers_)
     if (layer.ngram) layer.ngram->fetch(step);
   if (!step.ops.planning()) step.backend.upload(std::as_bytes(step.tokens), ids);
   fill_rope(step);
-  const Tensor stack = step.arena.take(step.dtype(), {rows, spec_.hyper.streams * hidden});
-  step.ops(GatherRowsArgs{.table = embedding_, .ids = ids, .out = stack, .copies = spec_.hyper.streams});
+  step.ops(GatherRowsArgs{.table = embedding_, .ids = ids, .out = stacks, .copies = spec_.hyper.streams});
 
-  const Tensor x = step.arena.take(step.dtype(), {rows, hidden});
-  const Tensor y = step.arena.take(step.dtype(), {rows, hidden});
-  const Tensor inject = final_mixer_.take_inject(step);
+  const Tensor x = step.arena.take(step.dtype(), {rows_max, hidden});
+  const Tensor y = step.arena.take(step.dtype(), {rows_max, hidden});
+  const Tensor inject = final_mixer_.take_inject(step, rows_max);
+  // A plan needs one chunk: the last rows, which see the most positions.
+  const int64_t first_row = step.ops.planning() ? rows - rows_max : 0;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    Layer& layer = layers_[i];
-    if (layer.ngram) layer.ngram->add_to(step, stack);
-    layer.mixer_connection.read(step, stack, x, inject);
-    std::visit([&](const auto& mixer) { mixer.forward(step, x, y); }, layer.mixer);
-    layer.mixer_connection.write(step, stack, y, inject);
-    layer.moe_connection.read(step, stack, x, inject);
-    layer.moe.forward(step, x, y);
-    layer.moe_connection.write(step, stack, y, inject);
-    if (tap && !step.ops.planning()) tap(i, stack);
+    for (int64_t begin = first_row; begin < rows; begin += chunk) {
+      const Step part = chunk_of(step, begin, std::min(chunk, rows - begin));
+      const Tensor stack = stacks.narrow(0, begin, part.rows());
+      layers_[i].forward(part, stack, x.narrow(0, 0, part.rows()), y.narrow(0, 0, part.rows()),
+                         inject.narrow(0, 0, part.rows()));
+      if (tap && !step.ops.planning()) tap(i, stack);
+    }
   }
-  final_mixer_.read(step, stack, output, {});
   if (!step.ops.planning()) step.sequence.advance(step.tokens);
-  return output;
+  return stacks;
+}
+
+void Model::read_out(const Step& step, const Tensor& stack, const Tensor& hidden) const {
+  final_mixer_.read(step, stack, hidden, {});
 }
 
 }  // namespace offload

@@ -32,13 +32,19 @@ class Model {
   // Blocks that want a host table, in layer order.
   std::vector<NgramEmbedding*> table_users();
 
-  // Called with the residual stack [rows, streams * hidden] after each layer; for tests and parity reports.
+  // Called with a chunk's residual stack [rows, streams * hidden] after each layer; for tests and parity reports. May
+  // throw to stop.
   using LayerTap = std::function<void(size_t layer, const Tensor& stack)>;
 
-  // hidden [rows, hidden] A, from the step's arena: what lm_head reads. Advances the sequence.
-  Tensor forward(Step& step, const LayerTap& tap = {});
+  // Has the step's tokens pass each layer in chunks of `chunk` rows (the last one may be smaller), all chunks before
+  // the next layer: one chunk is the plain order of layers. A chunk's bits do not depend on what is around it. Returns
+  // the residual stacks [rows, streams * hidden], from the step's arena. Advances the sequence.
+  Tensor forward(Step& step, int64_t chunk, const LayerTap& tap = {});
 
-  // [vocab().count, hidden]: logits are its product with rows of what forward() returns.
+  // hidden [rows, hidden] A = what lm_head reads of a chunk's `stack`, which forward() of this step returned.
+  void read_out(const Step& step, const Tensor& stack, const Tensor& hidden) const;
+
+  // [vocab().count, hidden]: logits are its product with rows of what read_out() gives.
   const Tensor& lm_head() const { return lm_head_; }
 
   // The tokens whose logits this rank computes.
@@ -51,9 +57,12 @@ class Model {
     std::variant<GatedDeltaNet, Qsa> mixer;
     HyperConnection moe_connection;
     Moe moe;
+
+    void forward(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y, const Tensor& inject);
   };
 
   void fill_rope(Step& step) const;
+  Step chunk_of(const Step& step, int64_t begin, int64_t rows) const;
 
   const ModelSpec& spec_;
   int64_t block_ratio_ = 0;  // positions per attention block; 0 without block-sparse layers

@@ -318,7 +318,8 @@ class OpObserver {
   virtual void op_ended(std::string_view name, const Cost& cost) = 0;
 };
 
-// Executes ops in program order on one lane of a backend. In planning mode nothing runs: the same calls size the
+// Executes ops in program order on one lane of a backend: tensors are touched when the lane comes to the op, host
+// arrays among the arguments are read before the call returns. In planning mode nothing runs: the same calls size the
 // scratch and add up the costs.
 class Ops {
  public:

@@ -1,4 +1,4 @@
-// Step: everything that one forward pass over one chunk of one sequence needs, handed from block to block.
+// Step: everything that one forward pass over tokens of one sequence needs, handed from block to block.
 //
 // Owns nothing. In planning mode (ops.planning()) the same calls size arenas; no tensor is touched.
 #ifndef OFFLOAD_CORE_STEP_H_
@@ -32,12 +32,13 @@ struct Step {
   SequenceState& sequence;
   Collective* collective = nullptr;  // null for one rank
   Arithmetic arithmetic;
-  std::span<const int32_t> tokens;  // this chunk; REQUIRES: every id is in the vocabulary
+  std::span<const int32_t> tokens;  // REQUIRES: every id is in the vocabulary
   int64_t first = 0;                // position of tokens[0]
 
-  // Filled by the model at the step's start.
+  // Filled by the model; what it hands to a layer's blocks is one chunk of the tokens.
   Tensor rope{};         // F32 [rows, half, 2] at positions first, first + 1, ...
-  Tensor rope_blocks{};  // F32 [blocks completed in this chunk, half, 2] at their first positions
+  Tensor rope_blocks{};  // F32 [blocks completed in these rows, half, 2] at their first positions
+  bool returns = false;  // the next chunk of the tokens goes through the same layer
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
   DType dtype() const { return arithmetic.activations; }

@@ -25,6 +25,20 @@ void check_world(const ModelSpec& spec, int world, ShardForm form) {
               tensor_parallel_obstacle(spec), fmt::join(worlds, ", "));
 }
 
+// A feed of more rows than experts have a canonical order for is a prompt.
+Phase phase_of(int64_t tokens) {
+  return tokens <= kCanonicalRowsMax ? Phase::decode : Phase::prefill;
+}
+
+int64_t group_of(const EngineOptions& options, const Devices& devices, int64_t chunk, int64_t context) {
+  const bool has_cache = options.cache.slots > 0 || !devices.backends.front()->uses_host_memory();
+  const int64_t asked = options.prefill_group > 0 ? options.prefill_group
+                        : has_cache               ? Engine::kGroupChunks * chunk
+                                                  : chunk;
+  // Beyond the context it would never be full.
+  return asked >= context ? context : std::min(context, (asked + chunk - 1) / chunk * chunk);
+}
+
 }  // namespace
 
 int64_t Engine::context_of(const EngineOptions& options, const ModelSpec& spec) {
@@ -40,6 +54,7 @@ Engine::Engine(const EngineOptions& options, const Devices& devices)
       warnings_(spec_.warnings),
       context_(context_of(options, spec_)),
       chunk_(std::min(options.chunk == 0 ? kChunkDefault : options.chunk, context_)),
+      group_(group_of(options, devices, std::max<int64_t>(1, chunk_), context_)),
       collectives_(devices.collectives) {
   if (chunk_ < 1) throw_error(ErrorCode::usage, "--chunk {} must be at least 1", options.chunk);
   check_world(spec_, static_cast<int>(devices.backends.size()), options.shard);
@@ -67,6 +82,9 @@ void Engine::open(const EngineOptions& options) {
 void Engine::plan(const EngineOptions& options, const Devices& devices) {
   const int world = static_cast<int>(devices.backends.size());
   OFL_ASSERT(world == 1 || devices.collectives.size() == devices.backends.size());
+  OFL_ASSERT(devices.host_ops.empty() || devices.host_ops.size() == devices.backends.size());
+  if (options.cache.host_permille > 0 && devices.host_ops.empty())
+    throw_error(ErrorCode::usage, "--cpu-experts: the CPU cannot compute experts beside this device; use off");
   const std::vector<ExpertLayer> layers = Model::expert_layers(spec_);
   residency_.emplace(*source_, layers, Model::expert_shape(spec_, expert_dtype(*source_, layers.front())),
                      ResidencyOptions{.form = options.shard, .world = world});
@@ -77,6 +95,8 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
     memory_.sequence += memory.sequence;
     memory_.workspace += memory.workspace;
     memory_.slots += memory.slots;
+    memory_.stacks += memory.stacks;
+    memory_.staging += memory.staging;
   }
   for (const RankContext::TableNeed& need : ranks_.front()->table_needs()) {
     tables_.push_back(std::make_unique<RamTable>(*source_, need.stem, need.rows, need.columns));
@@ -94,15 +114,18 @@ std::unique_ptr<RankContext> Engine::plan_rank(const EngineOptions& options, con
                            .arithmetic = options.arithmetic,
                            .context = context_,
                            .chunk = chunk_,
+                           .group = group_,
                            .cache = options.cache};
+  Ops* host_ops = devices.host_ops.empty() ? nullptr : devices.host_ops[static_cast<size_t>(rank)];
   const auto make = [&] {
-    return std::make_unique<RankContext>(spec_, rank_options, backend, collective, *source_, *residency_);
+    return std::make_unique<RankContext>(spec_, rank_options, backend, host_ops, collective, *source_, *residency_);
   };
   if (backend.uses_host_memory() || options.cache.slots > 0) return make();
   rank_options.cache.slots = 1;
   std::unique_ptr<RankContext> planned = make();
   const RankMemory& least = planned->memory();
-  const int64_t room = device_budget(options, backend) - least.weights - least.sequence - least.workspace;
+  const int64_t room =
+      device_budget(options, backend) - least.weights - least.sequence - least.workspace - least.stacks;
   rank_options.cache.slots = std::clamp<int64_t>(room / least.slots, 1, residency_->blocks(rank));
   planned.reset();
   return make();
@@ -131,6 +154,9 @@ void Engine::plan_budget(const EngineOptions& options) {
     budget_.add("expert slots" + of, memory.slots, place, {"lower --expert-slots", memory.slots});
     budget_.add("sequence state" + of, memory.sequence, place, {"lower --context", memory.sequence});
     budget_.add("workspace" + of, memory.workspace, place, {"lower --chunk", memory.workspace});
+    if (memory.stacks > 0)
+      budget_.add("residual stacks" + of, memory.stacks, place, {"lower --prefill-group", memory.stacks});
+    if (memory.staging > 0) budget_.add("experts on the CPU" + of, memory.staging, host);
   }
 }
 
@@ -157,9 +183,12 @@ void Engine::load(const EngineOptions& options, const Devices& devices) {
   team_ = std::make_unique<RankTeam>(world());
 }
 
-int64_t Engine::expert_bytes() const {
+int64_t Engine::cpu_expert_bytes() const {
   int64_t bytes = 0;
-  for (const auto& rank : ranks_) bytes += rank->executor().expert_bytes();
+  for (const auto& rank : ranks_) {
+    const ExpertExecutor& executor = rank->executor();
+    bytes += rank->backend().name() == "cpu" ? executor.expert_bytes() : executor.host_expert_bytes();
+  }
   return bytes;
 }
 
@@ -185,7 +214,7 @@ void Engine::run_ranks(const std::function<void(int)>& work) {
 }
 
 void Engine::feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
-                  const Model::LayerTap& tap, const std::function<void()>& between_chunks) {
+                  const Model::LayerTap& tap) {
   for (const int32_t id : tokens)
     if (id < 0 || id >= spec_.vocab)
       throw_error(ErrorCode::usage, "token id {} is outside the model's vocabulary 0..{}", id, spec_.vocab - 1);
@@ -194,29 +223,27 @@ void Engine::feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows
     throw_error(ErrorCode::usage,
                 "{} tokens after {} do not fit the context of {}; raise --context or shorten the prompt", count,
                 sequence.length(), context());
-  for (int64_t begin = 0; begin < count; begin += chunk_) {
-    if (begin > 0 && between_chunks) between_chunks();
-    const int64_t size = std::min(chunk_, count - begin);
-    const bool is_last = begin + size == count;
-    const LogitRows wanted = rows == LogitRows::last && !is_last ? LogitRows::none : rows;
-    step(sequence, tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(size)), wanted, sink, begin, tap);
+  const Phase phase = phase_of(count);
+  for (int64_t begin = 0; begin < count; begin += group_) {
+    const int64_t size = std::min(group_, count - begin);
+    run_ranks([&](int rank) {
+      const auto r = static_cast<size_t>(rank);
+      ranks_[r]->forward(sequence.ranks_[r], tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(size)),
+                         phase, rank == 0 ? tap : Model::LayerTap{});
+    });
+    if (rows == LogitRows::all) emit_logits(0, size, begin, sink);
+    if (rows == LogitRows::last && begin + size == count) emit_logits(size - 1, size, begin, sink);
   }
 }
 
-void Engine::step(Sequence& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
-                  int64_t row_offset, const Model::LayerTap& tap) {
-  run_ranks([&](int rank) {
-    const auto r = static_cast<size_t>(rank);
-    ranks_[r]->forward(sequence.ranks_[r], tokens, rank == 0 ? tap : Model::LayerTap{});
-  });
-  if (rows == LogitRows::none) return;
-  const auto count = static_cast<int64_t>(tokens.size());
-  for (int64_t begin = rows == LogitRows::last ? count - 1 : 0; begin < count; begin += RankContext::kLogitTile) {
-    const int64_t tile = std::min(RankContext::kLogitTile, count - begin);
-    run_ranks([&](int rank) { ranks_[static_cast<size_t>(rank)]->logits(begin, tile, spec_.vocab, logits_); });
-    for (int64_t r = 0; r < tile; ++r)
-      sink(row_offset + begin + r,
-           std::span(logits_).subspan(static_cast<size_t>(r * spec_.vocab), static_cast<size_t>(spec_.vocab)));
+// Of rows [begin, end) of the last forward pass, in tiles that lie in one chunk.
+void Engine::emit_logits(int64_t begin, int64_t end, int64_t row_offset, const LogitSink& sink) {
+  for (int64_t next = begin; begin < end; begin = next) {
+    next = std::min({end, begin + RankContext::kLogitTile, (begin / chunk_ + 1) * chunk_});
+    run_ranks([&](int rank) { ranks_[static_cast<size_t>(rank)]->logits(begin, next - begin, spec_.vocab, logits_); });
+    for (int64_t r = begin; r < next; ++r)
+      sink(row_offset + r, std::span(logits_).subspan(static_cast<size_t>((r - begin) * spec_.vocab),
+                                                      static_cast<size_t>(spec_.vocab)));
   }
 }
 

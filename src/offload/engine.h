@@ -25,11 +25,12 @@ namespace offload {
 struct Devices {
   std::vector<Backend*> backends;
   std::vector<Collective*> collectives;  // empty for one rank
+  std::vector<Ops*> host_ops;            // on host memory, each for its rank's thread; empty: no expert runs there
   PinHooks pinning = {};                 // of host memory that the devices copy from
 
   Devices(Backend& one) : backends{&one} {}  // NOLINT: one backend is a world of one
-  Devices(std::vector<Backend*> all, std::vector<Collective*> ends)
-      : backends(std::move(all)), collectives(std::move(ends)) {}
+  Devices(std::vector<Backend*> all, std::vector<Collective*> ends, std::vector<Ops*> host = {})
+      : backends(std::move(all)), collectives(std::move(ends)), host_ops(std::move(host)) {}
 };
 
 struct EngineOptions {
@@ -37,7 +38,10 @@ struct EngineOptions {
   bool dummy_weights = false;  // made up from `seed` instead of read
   uint64_t seed = 0;
   int64_t context = 0;  // positions a sequence may have; 0: the model's own, at most kContextDefault
-  int64_t chunk = 0;    // rows of one step at most; 0: kChunkDefault
+  int64_t chunk = 0;    // rows of a prompt computed at once, at most; 0: kChunkDefault
+  // Tokens of a prompt that pass each layer together, in chunks, so that an expert is copied once for all of them; at
+  // least a chunk, rounded up to whole ones. 0: kGroupChunks chunks with expert slots, one chunk without.
+  int64_t prefill_group = 0;
   int load_threads = 1;
   ShardForm shard = ShardForm::expert;
   ExpertCacheOptions cache;
@@ -53,8 +57,8 @@ struct EngineOptions {
 
 // Bytes by purpose over all ranks, before anything is allocated. The sequence is one conversation's state.
 struct MemoryPlan {
-  int64_t weights = 0, experts = 0, tables = 0, sequence = 0, workspace = 0, slots = 0;
-  int64_t total() const { return weights + experts + tables + sequence + workspace + slots; }
+  int64_t weights = 0, experts = 0, tables = 0, sequence = 0, workspace = 0, slots = 0, stacks = 0, staging = 0;
+  int64_t total() const { return weights + experts + tables + sequence + workspace + slots + stacks + staging; }
 };
 
 // One sequence's state on every rank.
@@ -77,6 +81,7 @@ class Engine {
   static constexpr int64_t kChunkDefault = 512;
   // Of a device's free memory, for what the driver takes as the run goes on.
   static constexpr int64_t kDeviceReserveBytes = int64_t{512} << 20;
+  static constexpr int64_t kGroupChunks = 4;
 
   // Throws Error: input for the checkpoint, usage for options that it cannot meet, resource for memory.
   Engine(const EngineOptions& options, const Devices& devices);
@@ -91,11 +96,13 @@ class Engine {
   const Budget& budget() const { return budget_; }
   int64_t context() const { return context_; }
   int64_t chunk() const { return chunk_; }
+  int64_t prefill_group() const { return group_; }
   std::span<const std::string> warnings() const { return warnings_; }
   const RankContext& rank(int r) const { return *ranks_[static_cast<size_t>(r)]; }
   const Residency& residency() const { return *residency_; }
-  // Of routed experts computed so far on all ranks: each run of one expert counts its weights once.
-  int64_t expert_bytes() const;
+  // Of routed experts that the host's cores computed so far, on all ranks: each run of one expert counts its weights
+  // once. On the CPU backend these are all.
+  int64_t cpu_expert_bytes() const;
 
   // A fresh sequence; the engine outlives it. Throws Error{resource}.
   Sequence new_sequence();
@@ -105,12 +112,12 @@ class Engine {
   // row: index into the tokens fed; logits: F32 [vocab]. May throw to stop.
   using LogitSink = std::function<void(int64_t row, std::span<const float> logits)>;
 
-  // Advances `sequence` over `tokens` in chunks of at most chunk(). Throws Error{usage} when an id is outside the
-  // vocabulary or the context would be exceeded (then the sequence is unchanged). `tap` is called on the calling thread
-  // with rank 0's stack. `between_chunks` may throw to stop early, and so may `tap`; the sequence is then between two
-  // tokens and good for reset() alone.
+  // Advances `sequence` over `tokens` in chunks of at most chunk(), prefill_group() tokens layer by layer. Throws
+  // Error{usage} when an id is outside the vocabulary or the context would be exceeded (then the sequence is
+  // unchanged). `tap` is called on the calling thread with rank 0's stack of a chunk after each layer; a layer's chunks
+  // come in order. It may throw to stop early; the sequence is then between two tokens and good for reset() alone.
   void feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
-            const Model::LayerTap& tap = {}, const std::function<void()>& between_chunks = {});
+            const Model::LayerTap& tap = {});
 
  private:
   void open(const EngineOptions& options);
@@ -119,12 +126,11 @@ class Engine {
   void plan_budget(const EngineOptions& options);
   void load(const EngineOptions& options, const Devices& devices);
   void run_ranks(const std::function<void(int rank)>& work);
-  void step(Sequence& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
-            int64_t row_offset, const Model::LayerTap& tap);
+  void emit_logits(int64_t begin, int64_t end, int64_t row_offset, const LogitSink& sink);
 
   ModelSpec spec_;
   std::vector<std::string> warnings_;
-  int64_t context_, chunk_;
+  int64_t context_, chunk_, group_;
   MemoryPlan memory_;
   Budget budget_;
 

@@ -9,9 +9,14 @@ uint64_t mixed_in(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 0x100000001B3u + (hash >> 47);
 }
 
+// Neither waits for a copy of its own: they go to the ops in one call.
+bool goes_with(const PlannedRun& a, const PlannedRun& b) {
+  return a.where == b.where && !a.copy_first && !b.copy_first;
+}
+
 }  // namespace
 
-ExpertExecutor::ExpertExecutor(Backend& backend, const Residency& residency, int rank, int64_t top_k,
+ExpertExecutor::ExpertExecutor(Backend& backend, Ops* host_ops, const Residency& residency, int rank, int64_t top_k,
                                ExpertCacheOptions options)
     : backend_(backend),
       residency_(residency),
@@ -31,8 +36,15 @@ ExpertExecutor::ExpertExecutor(Backend& backend, const Residency& residency, int
                                                          .slots = options_.slots,
                                                          .world = whole ? residency.world() : 1,
                                                          .rank = whole ? rank : 0,
-                                                         .lookahead_layers = options_.lookahead_layers});
+                                                         .lookahead_layers = options_.lookahead_layers,
+                                                         .host_permille = options_.host_permille,
+                                                         .zero_copy_permille = options_.zero_copy_permille,
+                                                         .off_slab_rows_max = kCanonicalRowsMax});
   filling_.reserve(static_cast<size_t>(options_.slots));
+  if (options_.host_permille == 0) return;
+  OFL_ASSERT(host_ops != nullptr);
+  host_.emplace(*host_ops);
+  host_runs_.reserve(static_cast<size_t>(experts));
 }
 
 void ExpertExecutor::set_slab(const Tensor& slab) {
@@ -40,6 +52,12 @@ void ExpertExecutor::set_slab(const Tensor& slab) {
   slab_ = slab;
 }
 
+void ExpertExecutor::allocate_staging() {
+  if (host_) host_->allocate();
+}
+
+// The host buffers that go to the device here are written again only after the next layer's routing has come from it,
+// which is behind them on the compute lane.
 void ExpertExecutor::run(const RoutedExperts& step) {
   const auto slots = static_cast<size_t>(step.ids.elements());
   ids_.resize(slots);
@@ -55,7 +73,7 @@ void ExpertExecutor::run(const RoutedExperts& step) {
     routing_hash_ = mixed_in(routing_hash_, static_cast<uint64_t>(ids_[i]));
   }
   group_by_expert(step.ids.dim(1));
-  backend_.upload(present_, step.present);
+  backend_.compute_lane().copy_in(present_, step.present);
   if (cache_ != nullptr)
     run_from_cache(step);
   else
@@ -68,17 +86,21 @@ ExpertRun ExpertExecutor::run_of(const std::byte* block, int64_t expert) const {
           begins_[static_cast<size_t>(expert) + 1] - begin};
 }
 
+SwigluExpertsArgs ExpertExecutor::args_of(const RoutedExperts& step, std::span<const ExpertRun> runs) const {
+  return {.x = step.x,
+          .out = step.parts,
+          .runs = runs,
+          .rows = rows_,
+          .out_rows = out_rows_,
+          .intermediate = residency_.local_shape().intermediate,
+          .weight_dtype = residency_.local_shape().dtype,
+          .rounding = step.rounding};
+}
+
 void ExpertExecutor::compute(const RoutedExperts& step, std::span<const ExpertRun> runs) {
   if (runs.empty()) return;
   if (!backend_.ops().planning()) runs_done_ += static_cast<int64_t>(runs.size());
-  backend_.ops()(SwigluExpertsArgs{.x = step.x,
-                                   .out = step.parts,
-                                   .runs = runs,
-                                   .rows = rows_,
-                                   .out_rows = out_rows_,
-                                   .intermediate = residency_.local_shape().intermediate,
-                                   .weight_dtype = residency_.local_shape().dtype,
-                                   .rounding = step.rounding});
+  backend_.ops()(args_of(step, runs));
 }
 
 void ExpertExecutor::run_in_place(const RoutedExperts& step) {
@@ -101,54 +123,76 @@ void ExpertExecutor::issue_copy(ExpertKey key, int64_t slot) {
   ++copies_;
 }
 
-// Carries out the policy's plan. Copies are issued as early as the plan allows: as soon as the run that reads their
-// slot last has been issued; a run waits for its own copy alone.
-void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
-  const auto layer = static_cast<int32_t>(step.layer);
-  const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0)};
-  const LayerPlan plan = policy_->on_routed(step.layer, routing, phase_);
-  Lane& lane = backend_.compute_lane();
-  for (const int64_t slot : filling_) {  // of the last plan's look-ahead; the lane waits once, for all
-    lane.wait(ready_event(slot));
+// Of the last plan's look-ahead; the lane waits once, for all.
+void ExpertExecutor::wait_for_lookahead() {
+  for (const int64_t slot : filling_) {
+    backend_.compute_lane().wait(ready_event(slot));
     cache_->end_fill(slot);
   }
   filling_.clear();
+}
+
+void ExpertExecutor::add_run(int32_t layer, const PlannedRun& run) {
+  switch (run.where) {
+    case RunWhere::slab: {
+      const ExpertCache::Pin pin = cache_->pin(run.slot, {layer, run.expert});
+      if (run.copy_first) {
+        backend_.compute_lane().wait(ready_event(run.slot));
+        cache_->end_fill(run.slot);
+      }
+      runs_.push_back(run_of(slot_data(run.slot), run.expert));
+      return;
+    }
+    case RunWhere::zero_copy:
+      runs_.push_back(run_of(residency_.block(rank_, layer, run.expert), run.expert));
+      return;
+    case RunWhere::host:
+      host_runs_.push_back(run_of(residency_.block(rank_, layer, run.expert), run.expert));
+      return;
+  }
+}
+
+// Carries out the policy's plan. Copies are issued as early as the plan allows: as soon as the run that reads their
+// slot last has been issued; a run waits for its own copy alone. The host computes its share when the device has all of
+// its own to do.
+void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
+  const auto layer = static_cast<int32_t>(step.layer);
+  const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0), step.returns};
+  const LayerPlan plan = policy_->on_routed(step.layer, routing, phase_);
+  // Before anything is issued on the compute lane, which the download waits for.
+  const auto on_host = [](const PlannedRun& run) { return run.where == RunWhere::host; };
+  if (std::any_of(plan.runs.begin(), plan.runs.end(), on_host)) host_->fetch(backend_, step.x);
+  wait_for_lookahead();
 
   const auto count = static_cast<int64_t>(plan.runs.size());
+  const auto run_at = [&](int64_t i) -> const PlannedRun& { return plan.runs[static_cast<size_t>(i)]; };
   int64_t copies_issued_to = 0;  // runs below this index have had their copy issued
   const auto issue_copies = [&](int64_t runs_issued) {
     for (; copies_issued_to < count; ++copies_issued_to) {
-      const PlannedRun& run = plan.runs[static_cast<size_t>(copies_issued_to)];
+      const PlannedRun& run = run_at(copies_issued_to);
       if (run.copy_first && run.after_run >= runs_issued) return;
       if (run.copy_first) issue_copy({layer, run.expert}, run.slot);
     }
   };
+  host_runs_.clear();
   for (int64_t i = 0; i < count;) {
     issue_copies(i);
     runs_.clear();
     const int64_t begin = i;
-    for (; i < count; ++i) {  // residents together, then copied experts one by one as they arrive
-      const PlannedRun& run = plan.runs[static_cast<size_t>(i)];
-      OFL_ASSERT(run.where == RunWhere::slab);
-      if (run.copy_first && i > begin) break;
-      const ExpertCache::Pin pin = cache_->pin(run.slot, {layer, run.expert});
-      if (run.copy_first) {
-        lane.wait(ready_event(run.slot));
-        cache_->end_fill(run.slot);
-      }
-      runs_.push_back(run_of(slot_data(run.slot), run.expert));
-      if (run.copy_first) {
-        ++i;
-        break;
-      }
-    }
+    do add_run(layer, run_at(i++));
+    while (i < count && goes_with(run_at(begin), run_at(i)));
     compute(step, runs_);
-    for (int64_t r = begin; r < i; ++r) lane.record(read_event(plan.runs[static_cast<size_t>(r)].slot));
+    for (int64_t r = begin; r < i; ++r)
+      if (run_at(r).where == RunWhere::slab) backend_.compute_lane().record(read_event(run_at(r).slot));
   }
   for (const PlannedCopy& ahead : plan.lookahead) {
     issue_copy(ahead.key, ahead.slot);
     filling_.push_back(ahead.slot);
   }
+  if (host_runs_.empty()) return;
+  runs_done_ += static_cast<int64_t>(host_runs_.size());
+  host_runs_done_ += static_cast<int64_t>(host_runs_.size());
+  host_->run(backend_, args_of(step, host_runs_));
 }
 
 // Counting sort of the slots by expert; within an expert, slots stay in order.
@@ -175,6 +219,7 @@ void ExpertExecutor::plan(const RoutedExperts& step) {
       runs_.push_back({this, this, begin, slots * (i + 1) / run_count - begin});
     }
     compute(step, runs_);
+    if (host_ && step.ids.dim(0) <= kCanonicalRowsMax) host_->plan(args_of(step, runs_));
   };
   ask(top_k);
   ask(std::min(residency_.local_shape().experts, slots));

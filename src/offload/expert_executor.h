@@ -1,11 +1,15 @@
 // ExpertExecutor: turns one layer's routing into runs of experts, each expert of this rank once, and has the ops run
-// them: in place out of the host shard, or out of a cache of device slots that a policy fills through the copy lane.
+// them: in place out of the host shard, or as a policy plans it: out of a cache of device slots that it fills through
+// the copy lane, by the device's ops reading the host shard, or by the host's cores.
 //
+// The device works on its lanes while the host plans: nothing here waits for it but the download of a layer's routing
+// and, when the host computes experts of the layer, of their rows.
 // Confined to its rank's thread. Allocates nothing after its first planning run of the largest step.
 #ifndef OFFLOAD_OFFLOAD_EXPERT_EXECUTOR_H_
 #define OFFLOAD_OFFLOAD_EXPERT_EXECUTOR_H_
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/backend.h"
@@ -13,6 +17,7 @@
 #include "core/experts.h"
 #include "offload/expert_cache.h"
 #include "offload/expert_policy.h"
+#include "offload/host_experts.h"
 #include "offload/residency.h"
 #include "offload/routing_trace.h"
 
@@ -22,12 +27,18 @@ struct ExpertCacheOptions {
   int64_t slots = 0;  // 0: no cache, experts run where they lie
   PolicyKind policy = PolicyKind::adaptive;
   int lookahead_layers = 1;
+  // Shares of the decode experts that miss the slots and run where they lie: by the host's cores, or by the device's
+  // ops, which then must be able to read the host shards. See PolicyOptions.
+  int64_t host_permille = 0, zero_copy_permille = 0;
 };
 
 class ExpertExecutor final : public ExpertRunner {
  public:
-  // Backend and residency outlive the executor. `top_k`: experts per row.
-  ExpertExecutor(Backend& backend, const Residency& residency, int rank, int64_t top_k, ExpertCacheOptions options);
+  // Backend, host_ops and residency outlive the executor. `host_ops`: ops on host memory for this thread alone, whose
+  // scratch the executor provides; null when no expert runs on the host. `top_k`: experts per row.
+  // REQUIRES: host_ops when host_permille is above 0.
+  ExpertExecutor(Backend& backend, Ops* host_ops, const Residency& residency, int rank, int64_t top_k,
+                 ExpertCacheOptions options);
 
   // Bytes of the slab that set_slab() wants; 0 without a cache.
   int64_t slab_bytes() const { return options_.slots * slot_bytes_; }
@@ -35,9 +46,12 @@ class ExpertExecutor final : public ExpertRunner {
   int events() const { return static_cast<int>(2 * options_.slots); }
   // U8 [slab_bytes()]; before the first step of a cache.
   void set_slab(const Tensor& slab);
+  // Host memory that allocate_staging() takes: rows of experts that the host computes. REQUIRES: planned.
+  int64_t staging_bytes() const { return host_ ? host_->bytes() : 0; }
+  void allocate_staging();
 
-  // A step of `rows` rows begins; says which rules the policy goes by.
-  void begin_step(int64_t rows) { phase_ = rows <= kCanonicalRowsMax ? Phase::decode : Phase::prefill; }
+  // A step begins; says which rules the policy goes by. REQUIRES: at most kCanonicalRowsMax rows of decode.
+  void begin_step(Phase phase) { phase_ = phase; }
 
   void run(const RoutedExperts& step) override;
   DType parts_dtype(DType activations) const override {
@@ -46,6 +60,8 @@ class ExpertExecutor final : public ExpertRunner {
 
   // Of experts computed so far: each run of one expert counts its weights once.
   int64_t expert_bytes() const { return runs_done_ * residency_.local_shape().block_bytes(); }
+  // The part of it that the host's cores computed for the device.
+  int64_t host_expert_bytes() const { return host_runs_done_ * residency_.local_shape().block_bytes(); }
   int64_t copied_bytes() const { return copies_ * residency_.local_shape().block_bytes(); }
   // Null without a cache.
   const ExpertPolicy* policy() const { return policy_.get(); }
@@ -58,8 +74,11 @@ class ExpertExecutor final : public ExpertRunner {
   void run_in_place(const RoutedExperts& step);
   void run_from_cache(const RoutedExperts& step);
   void issue_copy(ExpertKey key, int64_t slot);
+  void add_run(int32_t layer, const PlannedRun& run);
   ExpertRun run_of(const std::byte* block, int64_t expert) const;
+  SwigluExpertsArgs args_of(const RoutedExperts& step, std::span<const ExpertRun> runs) const;
   void compute(const RoutedExperts& step, std::span<const ExpertRun> runs);
+  void wait_for_lookahead();
   std::byte* slot_data(int64_t slot) const { return static_cast<std::byte*>(slab_.data()) + slot * slot_bytes_; }
   // Events of a slot: its content has arrived; its last reader is done.
   int ready_event(int64_t slot) const { return static_cast<int>(2 * slot); }
@@ -73,6 +92,7 @@ class ExpertExecutor final : public ExpertRunner {
   Phase phase_ = Phase::decode;
   std::unique_ptr<ExpertCache> cache_;
   std::unique_ptr<ExpertPolicy> policy_;
+  std::optional<HostExperts> host_;
   ActiveExperts active_;
   Tensor slab_;
   std::vector<int64_t> filling_;  // slots whose copy no run has waited for yet
@@ -80,9 +100,9 @@ class ExpertExecutor final : public ExpertRunner {
   std::vector<int32_t> ids_;     // [rows, K] on the host
   std::vector<int64_t> begins_;  // [experts + 1] into rows_
   std::vector<int32_t> rows_, out_rows_;
-  std::vector<ExpertRun> runs_;
+  std::vector<ExpertRun> runs_, host_runs_;
   std::vector<std::byte> present_;
-  int64_t runs_done_ = 0, copies_ = 0;
+  int64_t runs_done_ = 0, host_runs_done_ = 0, copies_ = 0;
   uint64_t routing_hash_ = 0;
 };
 

@@ -67,23 +67,23 @@ const PolicyOptions& checked(const PolicyOptions& options) {
 
 ExpertPolicy::ExpertPolicy(const PolicyOptions& options) : options_(checked(options)), forecast_(options.shape) {
   const RoutingShape& shape = options_.shape;
-  const int64_t owned = (shape.experts - options_.rank + options_.world - 1) / options_.world;
-  options_.slots = std::min(options_.slots, std::max<int64_t>(1, owned * shape.layers));
+  options_.slots = std::min(options_.slots, std::max<int64_t>(1, owned() * shape.layers));
   slot_of_.assign(static_cast<size_t>(shape.layers * shape.experts), -1);
   slots_.resize(static_cast<size_t>(options_.slots));
   for (int64_t s = options_.slots; s > 0; --s) free_.push_back(static_cast<int32_t>(s - 1));
   ranked_.resize(static_cast<size_t>(shape.layers));
-  for (std::vector<Ranked>& list : ranked_) list.reserve(static_cast<size_t>(std::min(options_.slots, owned)));
-  runs_.reserve(static_cast<size_t>(owned));
-  missed_.reserve(static_cast<size_t>(owned));
-  lookahead_.reserve(static_cast<size_t>(2 * owned));
-  residents_.reserve(static_cast<size_t>(std::min(options_.slots, owned)));
-  ring_.reserve(static_cast<size_t>(std::min(options_.slots, owned)));
+  for (std::vector<Ranked>& list : ranked_) list.reserve(static_cast<size_t>(std::min(options_.slots, owned())));
+  runs_.reserve(static_cast<size_t>(owned()));
+  missed_.reserve(static_cast<size_t>(owned()));
+  lookahead_.reserve(static_cast<size_t>(2 * owned()));
+  residents_.reserve(static_cast<size_t>(std::min(options_.slots, owned())));
+  ring_.reserve(static_cast<size_t>(std::min(options_.slots, owned())));
 }
 
 LayerPlan ExpertPolicy::on_routed(int64_t layer, const LayerRouting& routing, Phase phase) {
   OFL_ASSERT(layer >= 0 && layer < options_.shape.layers);
   layer_ = layer;
+  returns_ = routing.returns;
   ++plan_;
   runs_.clear();
   missed_.clear();
@@ -95,9 +95,9 @@ LayerPlan ExpertPolicy::on_routed(int64_t layer, const LayerRouting& routing, Ph
   plan_copies(phase);
   plan_lookahead(phase);
   rank_layer(layer);
-  const auto owned = std::count_if(routing.active.begin(), routing.active.end(),
-                                   [&](const ActiveExpert& one) { return owns(one.expert); });
-  OFL_ASSERT(static_cast<size_t>(owned) == runs_.size());
+  const auto runs_due = std::count_if(routing.active.begin(), routing.active.end(),
+                                      [&](const ActiveExpert& one) { return owns(one.expert); });
+  OFL_ASSERT(static_cast<size_t>(runs_due) == runs_.size());
   return {runs_, lookahead_};
 }
 
@@ -192,7 +192,7 @@ void ExpertPolicy::plan_copies(Phase phase) {
 void ExpertPolicy::gather_ring(size_t count, Phase phase) {
   const bool lru = options_.kind == PolicyKind::lru;
   const size_t victims_max =
-      !lru && phase == Phase::prefill
+      !lru && !returns_ && phase == Phase::prefill
           ? std::max<size_t>(kRingMin, static_cast<size_t>(stream_slots() / (options_.lookahead_layers + 1)))
           : count;
   size_t victims = 0;
@@ -241,11 +241,16 @@ void ExpertPolicy::rank_layer(int64_t layer) {
 void ExpertPolicy::plan_lookahead(Phase phase) {
   if (options_.lookahead_layers == 0 || options_.shape.layers == 1) return;
   if (phase == Phase::decode) return look_ahead_in_decode();
+  // A layer that returns gets a slot for each of its experts first.
+  int64_t room = options_.slots - (returns_ ? owned() : 0);
   for (int64_t ahead = 1; ahead <= std::min<int64_t>(options_.lookahead_layers, options_.shape.layers - 1); ++ahead)
-    look_ahead_in_prefill((layer_ + ahead) % options_.shape.layers, stream_slots() / (options_.lookahead_layers + 1));
+    room -= look_ahead_in_prefill((layer_ + ahead) % options_.shape.layers,
+                                  stream_slots() / (options_.lookahead_layers + 1), room);
 }
 
-void ExpertPolicy::look_ahead_in_prefill(int64_t layer, int64_t budget) {
+// Stages up to `budget` experts of the layer in place of others and more in free slots, at most `room` in all. Returns
+// how many are staged then.
+int64_t ExpertPolicy::look_ahead_in_prefill(int64_t layer, int64_t budget, int64_t room) {
   missed_.clear();
   int64_t staged = 0;
   for (int64_t e = options_.rank; e < options_.shape.experts; e += options_.world) {
@@ -258,13 +263,15 @@ void ExpertPolicy::look_ahead_in_prefill(int64_t layer, int64_t budget) {
     }
   }
   std::sort(missed_.begin(), missed_.end(), is_candidate_before);
+  int64_t displaced = staged;
   for (const Candidate& one : missed_) {
-    if (staged == budget && free_.empty()) break;
-    const bool was_free = !free_.empty();
+    if (staged >= room || (displaced >= budget && free_.empty())) break;
+    displaced += free_.empty() ? 1 : 0;
     if (!stage({static_cast<int32_t>(layer), one.expert}, 0)) break;
-    staged += was_free ? 0 : 1;
+    ++staged;
     ++counts_[0].copies_lookahead;
   }
+  return staged;
 }
 
 void ExpertPolicy::look_ahead_in_decode() {
@@ -324,8 +331,9 @@ double ExpertPolicy::delay(ExpertKey key) const {
   return 1 / forecast_.chance(key) - 1;
 }
 
-// The same as seen from the current layer, in steps: the layer just visited comes back last.
+// The same as seen from the current layer, in steps: the layer just visited comes back last, or next of all.
 double ExpertPolicy::delay_now(const Ranked& ranked, int64_t layer) const {
+  if (returns_ && layer == layer_) return std::numeric_limits<double>::lowest();
   if (options_.kind == PolicyKind::lru) return ranked.delay;
   const int64_t layers = options_.shape.layers;
   const int64_t ahead = (layer - layer_ + layers - 1) % layers + 1;

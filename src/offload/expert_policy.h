@@ -55,6 +55,7 @@ struct LayerPlan {
 struct LayerRouting {
   std::span<const ActiveExpert> active;  // distinct, of all ranks, in any order
   int64_t rows = 0;
+  bool returns = false;  // the next routing is of the same layer: another chunk of a prompt
 };
 
 // Distinct active experts of ids [rows, top_k], by ascending id. Owns the buffers; allocates at construction only.
@@ -92,7 +93,8 @@ struct PolicyOptions {
   // the missed ones least expected to return, and they are not copied.
   int64_t host_permille = 0, zero_copy_permille = 0;
   int64_t off_slab_rows_max = 8;  // the canonical order of the expert FFN holds up to here
-  // Share of the slots that prefill may turn over, in 1/1000: its layers and their look-ahead stream through these.
+  // Share of the slots that prefill may turn over, in 1/1000: its layers and their look-ahead stream through these. A
+  // layer that returns for another chunk may turn over all: what it keeps is needed again at once.
   int64_t prefill_stream_permille = 500;
 };
 
@@ -157,15 +159,17 @@ class ExpertPolicy {
   void plan_copies(Phase phase);
   void gather_ring(size_t count, Phase phase);
   void plan_lookahead(Phase phase);
-  void look_ahead_in_prefill(int64_t layer, int64_t budget);
+  int64_t look_ahead_in_prefill(int64_t layer, int64_t budget, int64_t room);
   void look_ahead_in_decode();
   bool stage(ExpertKey key, double delay);
   int64_t stream_slots() const;
+  int64_t owned() const { return (options_.shape.experts - options_.rank + options_.world - 1) / options_.world; }
 
   PolicyOptions options_;
   ExpertForecast forecast_;
   PolicyCounts counts_[2];
   int64_t layer_ = 0, plan_ = 0, uses_ = 0;
+  bool returns_ = false;                      // of the current plan's routing
   int64_t host_due_ = 0, zero_copy_due_ = 0;  // in 1/1000 of a run
   std::vector<int32_t> slot_of_;              // [layers, experts] -> slot or -1
   std::vector<Slot> slots_;

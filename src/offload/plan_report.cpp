@@ -65,6 +65,7 @@ std::string plan_text(const Plan& plan, const Machine& machine, const ModelSpec&
   std::string out = fmt::format("{} on {}, {} rank(s)\n", spec.model_type, machine.name, request.world);
   out += fmt::format("choice (of {} simulated)\n", plan.candidates);
   out += fmt::format("  --chunk {}           prefill in the order of {}s\n", options.chunk, order_name(options.order));
+  out += fmt::format("  --prefill-group {}\n", plan.prefill_group);
   out += fmt::format("  --shard {}\n", form_name(options.shard));
   out += fmt::format("  --expert-slots {}    {:.1f} % of the rank's, {:.3f} MiB each\n", policy.slots,
                      100 * static_cast<double>(policy.slots) / static_cast<double>(plan.experts_per_rank),
@@ -100,6 +101,7 @@ OrderedJson plan_json(const Plan& plan, const PlanRequest& request) {
   return {{"choice",
            {{"tp", request.world},
             {"chunk", plan.options.chunk},
+            {"prefill_group", plan.prefill_group},
             {"prefill_order", std::string(order_name(plan.options.order))},
             {"shard", std::string(form_name(plan.options.shard))},
             {"expert_slots", plan.options.policy.slots},

@@ -40,6 +40,7 @@ class Search {
  private:
   int64_t slot_bytes(ShardForm shard) const;
   int64_t slots_of_all(ShardForm shard) const;
+  int64_t group_of(const SimOptions& options) const;
   // Fills in memory and slots. Returns whether it fits.
   bool fit(Candidate& candidate, int64_t budget) const;
   double judge(Candidate& candidate, const CostModel& costs);
@@ -106,6 +107,13 @@ int64_t Search::slots_of_all(ShardForm shard) const {
   return shape.layers * held;
 }
 
+// By layers, the whole prompt is one group of whole chunks.
+int64_t Search::group_of(const SimOptions& options) const {
+  if (options.order == PrefillOrder::chunk_major) return options.chunk;
+  const int64_t chunks = (request_.prompt_tokens + options.chunk - 1) / options.chunk;
+  return std::min(chunks * options.chunk, programmer_.context());
+}
+
 bool Search::fit(Candidate& candidate, int64_t budget) const {
   SimOptions& options = candidate.options;
   const int64_t rows = std::min(options.chunk, programmer_.context());
@@ -119,9 +127,7 @@ bool Search::fit(Candidate& candidate, int64_t budget) const {
                       .weights = programmer_.weight_bytes(),
                       .sequence = programmer_.sequence_bytes(),
                       .workspace = programmer_.workspace_bytes(rows) + activated,
-                      .stacks = options.order == PrefillOrder::layer_major && request_.prompt_tokens > options.chunk
-                                    ? programmer_.stack_bytes(request_.prompt_tokens)
-                                    : 0};
+                      .stacks = programmer_.stack_bytes(group_of(options), options.chunk)};
   const int64_t all = slots_of_all(options.shard), left = budget - candidate.memory.total();
   const int64_t slots = left <= 0 ? 0 : std::min(all, left / slot_bytes(options.shard));
   candidate.memory.slots = slots * slot_bytes(options.shard);
@@ -244,6 +250,7 @@ Plan Search::run() {
   if (!best_) refuse();
   Plan plan{.options = best_->options,
             .memory = best_->memory,
+            .prefill_group = group_of(best_->options),
             .slot_bytes = slot_bytes(best_->options.shard),
             .experts_per_rank = slots_of_all(best_->options.shard),
             .is_calibrated = is_calibrated_,

@@ -44,6 +44,7 @@ struct Lever {
 struct Plan {
   SimOptions options;
   PlanMemory memory;
+  int64_t prefill_group = 0;  // prompt tokens that pass each layer together
   int64_t slot_bytes = 0;
   int64_t experts_per_rank = 0;  // slots that would hold all of the rank's experts or slices
   bool is_calibrated = false;

@@ -6,29 +6,35 @@
 
 namespace offload {
 
-RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Backend& backend, Collective* collective,
-                         const WeightSource& source, const Residency& residency)
+RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Backend& backend, Ops* host_ops,
+                         Collective* collective, const WeightSource& source, const Residency& residency)
     : spec_(spec),
       options_(options),
       backend_(backend),
       collective_(collective),
       source_(source),
-      executor_(backend, residency, options.slice.rank, spec.layers.front().moe.top_k, options.cache),
+      executor_(backend, host_ops, residency, options.slice.rank, spec.layers.front().moe.top_k, options.cache),
       layout_(options.context, options.arithmetic.activations) {
+  OFL_ASSERT(options_.group >= options_.chunk);
   Arena weights, workspace;
   WeightLoader loader(source_, backend_, weights);
   StateLayout layout(options.context, options.arithmetic.activations);
   Model model(spec_, options_.slice, loader, layout);
   for (const NgramEmbedding* user : model.table_users())
     table_needs_.push_back({user->table_stem(), user->table_rows(), user->table_columns()});
-  plan_steps(model, layout, workspace);
+  const int64_t chunk_bytes = plan_steps(model, layout, workspace);
   arena_bytes_ = workspace.peak_bytes();
   scratch_bytes_ = backend_.ops().scratch_peak_bytes();
-  memory_ = {weights.peak_bytes(), layout.bytes(), arena_bytes_ + scratch_bytes_, executor_.slab_bytes()};
+  memory_ = {.weights = weights.peak_bytes(),
+             .sequence = layout.bytes(),
+             .workspace = chunk_bytes + scratch_bytes_,
+             .slots = executor_.slab_bytes(),
+             .stacks = arena_bytes_ - chunk_bytes,
+             .staging = executor_.staging_bytes()};
 }
 
 RankContext::~RankContext() {
-  if (has_lanes_) drain_copies();
+  if (has_lanes_) drain();
 }
 
 void RankContext::load(std::span<HostTable* const> tables, const std::function<void(int64_t)>& progress) {
@@ -37,13 +43,18 @@ void RankContext::load(std::span<HostTable* const> tables, const std::function<v
   scratch_ = backend_.allocate(scratch_bytes_, "op scratch");
   slab_ = backend_.allocate(memory_.slots, "expert slots");
   executor_.set_slab(Tensor(slab_.data(), DType::u8, {slab_.bytes()}));
+  executor_.allocate_staging();
   Arena weights(weights_.data(), weights_.bytes());
   WeightLoader loader(source_, backend_, weights, progress);
   model_.emplace(spec_, options_.slice, loader, layout_);
   const std::vector<NgramEmbedding*> users = model_->table_users();
-  backend_.create_events(executor_.events() + static_cast<int>(users.size()));
+  int events = executor_.events();
+  for (size_t i = 0; i < users.size(); ++i) {
+    users[i]->set_table(*tables[i], events);
+    events += NgramEmbedding::kEvents;
+  }
+  backend_.create_events(events);
   has_lanes_ = true;
-  for (size_t i = 0; i < users.size(); ++i) users[i]->set_table(*tables[i], executor_.events() + static_cast<int>(i));
   staged_.resize(static_cast<size_t>(std::min(kLogitTile, options_.chunk) * model_->vocab().count));
   Arena measuring;
   plan_steps(*model_, layout_, measuring);  // lets the real model size its host buffers
@@ -63,53 +74,76 @@ Step RankContext::step_of(SequenceState& sequence, std::span<const int32_t> toke
           .first = first};
 }
 
-// Runs the forward pass in planning mode for the step sizes whose needs differ: each canonical row count and the chunk,
-// at the end of the context where selection sees the most blocks.
-void RankContext::plan_steps(Model& model, const StateLayout& layout, Arena& arena) {
+// Runs the forward pass in planning mode for the step sizes whose needs differ: each canonical row count, the chunk and
+// the group, at the end of the context where selection sees the most blocks. Returns the arena's peak without the
+// group.
+int64_t RankContext::plan_steps(Model& model, const StateLayout& layout, Arena& arena) {
   backend_.ops().set_planning(true);
   SequenceState sequence(layout);
   const int64_t chunk = options_.chunk;
-  const std::vector<int32_t> tokens(static_cast<size_t>(chunk), 0);
-  for (int64_t rows = 1; rows <= chunk; rows = rows <= kCanonicalRowsMax ? rows + 1 : std::max(chunk, rows + 1)) {
-    const ArenaScope scope(arena);
-    Step step = step_of(sequence, std::span(tokens).first(static_cast<size_t>(rows)), arena, options_.context - rows);
-    const Tensor hidden = model.forward(step);
-    const int64_t tile = std::min(rows, kLogitTile);
-    step.ops(LinearArgs{.x = hidden.narrow(0, 0, tile),
-                        .w = model.lm_head(),
-                        .out = arena.take(DType::f32, {tile, model.vocab().count})});
-  }
+  const std::vector<int32_t> tokens(static_cast<size_t>(options_.group), 0);
+  const auto plan = [&](int64_t rows) {
+    plan_step(model, sequence, arena, std::span(tokens).first(static_cast<size_t>(rows)));
+  };
+  for (int64_t rows = 1; rows <= chunk; rows = rows <= kCanonicalRowsMax ? rows + 1 : std::max(chunk, rows + 1))
+    plan(rows);
+  const int64_t chunk_bytes = arena.peak_bytes();
+  if (options_.group > chunk) plan(options_.group);
   backend_.ops().set_planning(false);
+  return chunk_bytes;
 }
 
-void RankContext::forward(SequenceState& sequence, std::span<const int32_t> tokens, const Model::LayerTap& tap) {
+void RankContext::plan_step(Model& model, SequenceState& sequence, Arena& arena, std::span<const int32_t> tokens) {
+  const ArenaScope scope(arena);
+  Step step = step_of(sequence, tokens, arena, options_.context - static_cast<int64_t>(tokens.size()));
+  const int64_t rows = std::min(step.rows(), options_.chunk), tile = std::min(rows, kLogitTile);
+  const Tensor stacks = model.forward(step, options_.chunk);
+  const Tensor hidden = arena.take(step.dtype(), {rows, spec_.hidden});
+  model.read_out(step, stacks.narrow(0, 0, rows), hidden);
+  step.ops(LinearArgs{.x = hidden.narrow(0, 0, tile),
+                      .w = model.lm_head(),
+                      .out = arena.take(DType::f32, {tile, model.vocab().count})});
+}
+
+void RankContext::forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase,
+                          const Model::LayerTap& tap) {
   arena_ = Arena(workspace_.data(), arena_bytes_);
-  executor_.begin_step(static_cast<int64_t>(tokens.size()));
-  Step step = step_of(sequence, tokens, arena_, sequence.length());
+  executor_.begin_step(phase);
+  step_.emplace(step_of(sequence, tokens, arena_, sequence.length()));
   try {
-    hidden_ = model_->forward(step, tap);
+    stacks_ = model_->forward(*step_, options_.chunk, tap);
   } catch (...) {
-    drain_copies();
+    drain();
     throw;
   }
+  hidden_ = arena_.take(step_->dtype(), {std::min(step_->rows(), options_.chunk), spec_.hidden});
+  hidden_first_ = -1;
   if (collective_ != nullptr && !collective_->all_equal(executor_.routing_hash()))
     throw_error(ErrorCode::internal, "the ranks routed a step differently; this is a bug of the build or the hardware");
 }
 
-// After a step that was cut short: what it has on the copy lane must not write into the next one's workspace.
-void RankContext::drain_copies() noexcept {
+// After a step that was cut short: what it has on the lanes must not touch the next one's memory.
+void RankContext::drain() noexcept {
   try {
     backend_.copy_lane().drain();
+    backend_.compute_lane().drain();
   } catch (const std::exception&) {  // the lane's own failure is thrown again by the next step that uses it
   }
 }
 
 void RankContext::logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out) {
   OFL_ASSERT(count <= kLogitTile);
+  const int64_t chunk = options_.chunk, first = begin / chunk * chunk;
+  OFL_ASSERT(begin + count <= first + chunk);
+  if (hidden_first_ != first) {
+    const int64_t rows = std::min(chunk, step_->rows() - first);
+    model_->read_out(*step_, stacks_.narrow(0, first, rows), hidden_.narrow(0, 0, rows));
+    hidden_first_ = first;
+  }
   const ArenaScope scope(arena_);
   const Range mine = model_->vocab();
   const Tensor tile = arena_.take(DType::f32, {count, mine.count});
-  backend_.ops()(LinearArgs{.x = hidden_.narrow(0, begin, count), .w = model_->lm_head(), .out = tile});
+  backend_.ops()(LinearArgs{.x = hidden_.narrow(0, begin - first, count), .w = model_->lm_head(), .out = tile});
   if (stride == mine.count) {  // all of the vocabulary: no need to gather
     backend_.download(tile, std::as_writable_bytes(out.first(static_cast<size_t>(tile.elements()))));
     return;

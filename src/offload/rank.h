@@ -26,12 +26,15 @@ struct RankOptions {
   Arithmetic arithmetic;
   int64_t context = 0;
   int64_t chunk = 0;
+  int64_t group = 0;  // tokens that pass each layer together, in chunks; at least `chunk`
   ExpertCacheOptions cache;
 };
 
-// Bytes of one rank on its device, before anything is allocated.
+// Bytes of one rank before anything is allocated: on its device, but for `staging` on the host.
 struct RankMemory {
   int64_t weights = 0, sequence = 0, workspace = 0, slots = 0;
+  int64_t stacks = 0;   // what a group takes beyond the workspace of one chunk, mostly residual stacks
+  int64_t staging = 0;  // for experts that the host computes
 };
 
 class RankContext {
@@ -39,12 +42,12 @@ class RankContext {
   // Rows that pass through lm_head at once.
   static constexpr int64_t kLogitTile = 64;
 
-  // All references outlive the rank; `collective` is null for a world of one. Plans: validates every tensor's name and
-  // shape and counts every byte, allocates nothing. Throws Error.
-  RankContext(const ModelSpec& spec, const RankOptions& options, Backend& backend, Collective* collective,
-              const WeightSource& source, const Residency& residency);
+  // All references outlive the rank; `collective` is null for a world of one, `host_ops` where no expert runs on the
+  // host. Plans: validates every tensor's name and shape and counts every byte, allocates nothing. Throws Error.
+  RankContext(const ModelSpec& spec, const RankOptions& options, Backend& backend, Ops* host_ops,
+              Collective* collective, const WeightSource& source, const Residency& residency);
 
-  // Waits for the copies under way: they write into memory that goes with the rank.
+  // Waits for the work under way: it uses memory that goes with the rank.
   ~RankContext();
   RankContext(const RankContext&) = delete;
   RankContext& operator=(const RankContext&) = delete;
@@ -64,19 +67,20 @@ class RankContext {
   const StateLayout& layout() const { return layout_; }
   const ExpertExecutor& executor() const { return executor_; }
 
-  // Advances `sequence` by `tokens`; logits() may be asked for until the next forward(). Throws Error{internal} when
-  // the ranks were not routed alike, Aborted when another rank failed.
-  void forward(SequenceState& sequence, std::span<const int32_t> tokens, const Model::LayerTap& tap);
+  // Advances `sequence` by `tokens`, at most a group; logits() may be asked for until the next forward(), while
+  // `sequence` lives. Throws Error{internal} when the ranks were not routed alike, Aborted when another rank failed.
+  void forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase, const Model::LayerTap& tap);
 
   // For rows [begin, begin + count) of the last forward: out[r * stride + v] for v in vocab(). REQUIRES: count <=
-  // kLogitTile.
+  // kLogitTile, rows of one chunk.
   void logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out);
   Range vocab() const { return model_->vocab(); }
 
  private:
   Step step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first);
-  void drain_copies() noexcept;
-  void plan_steps(Model& model, const StateLayout& layout, Arena& arena);
+  void drain() noexcept;
+  int64_t plan_steps(Model& model, const StateLayout& layout, Arena& arena);
+  void plan_step(Model& model, SequenceState& sequence, Arena& arena, std::span<const int32_t> tokens);
 
   const ModelSpec& spec_;
   RankOptions options_;
@@ -92,8 +96,11 @@ class RankContext {
   bool has_lanes_ = false;
   Buffer weights_, workspace_, scratch_, slab_;
   std::optional<Model> model_;
-  Tensor hidden_;
   Arena arena_;
+  std::optional<Step> step_;   // of the last forward
+  Tensor stacks_;              // [rows, streams * hidden] of it
+  Tensor hidden_;              // [chunk, hidden]: what lm_head reads of ...
+  int64_t hidden_first_ = -1;  // ... the chunk from this row on
   std::vector<float> staged_;  // [kLogitTile, vocab of this rank]
 };
 

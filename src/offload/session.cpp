@@ -20,12 +20,10 @@ int64_t Session::reuse(std::span<const int32_t> prompt) {
 void Session::feed(std::span<const int32_t> tokens, Engine::LogitRows rows, const Engine::LogitSink& sink,
                    const std::function<bool()>& should_stop) {
   OFL_ASSERT(!is_broken_);
-  const auto stop_point = [&] {
-    if (should_stop && should_stop()) throw Error(ErrorCode::interrupted, "interrupted");
-  };
   is_broken_ = true;
-  engine_.feed(
-      state_, tokens, rows, sink, [&](size_t, const Tensor&) { stop_point(); }, stop_point);
+  engine_.feed(state_, tokens, rows, sink, [&](size_t, const Tensor&) {
+    if (should_stop && should_stop()) throw Error(ErrorCode::interrupted, "interrupted");
+  });
   is_broken_ = false;
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
 }

@@ -1,5 +1,7 @@
 #include "offload/step_program.h"
 
+#include <algorithm>
+
 #include "core/model.h"
 
 namespace offload {
@@ -191,8 +193,8 @@ StepProgrammer::StepProgrammer(const ModelSpec& spec, int64_t world, int64_t con
 
 StepProgrammer::~StepProgrammer() = default;
 
-StepProgram StepProgrammer::run(int64_t rows, int64_t first, int64_t& peak_bytes) const {
-  OFL_ASSERT(rows >= 1 && first >= 0 && first + rows <= context_);
+StepProgram StepProgrammer::run(int64_t rows, int64_t first, int64_t chunk, int64_t& peak_bytes) const {
+  OFL_ASSERT(rows >= 1 && chunk >= 1 && first >= 0 && first + rows <= context_);
   StepProgram program{.rows = rows};
   NotingOps& ops = planned_->device.noting();
   ops.begin(program);
@@ -208,7 +210,9 @@ StepProgram StepProgrammer::run(int64_t rows, int64_t first, int64_t& peak_bytes
             .arithmetic = arithmetic_,
             .tokens = tokens,
             .first = first};
-  const Tensor hidden = planned_->model->forward(step);
+  const Tensor stack = planned_->model->forward(step, chunk).narrow(0, 0, std::min(chunk, rows));
+  const Tensor hidden = arena.take(step.dtype(), {stack.dim(0), spec_.hidden});
+  planned_->model->read_out(step, stack, hidden);
   ops.end_layers();
   ops.begin_head();
   const Tensor& lm_head = planned_->model->lm_head();
@@ -221,17 +225,20 @@ StepProgram StepProgrammer::run(int64_t rows, int64_t first, int64_t& peak_bytes
 
 StepProgram StepProgrammer::program(int64_t rows, int64_t first) const {
   int64_t peak_bytes = 0;
-  return run(rows, first, peak_bytes);
+  return run(rows, first, rows, peak_bytes);
 }
 
 int64_t StepProgrammer::workspace_bytes(int64_t rows) const {
   int64_t peak_bytes = 0;
-  run(rows, context_ - rows, peak_bytes);
+  run(rows, context_ - rows, rows, peak_bytes);
   return peak_bytes;
 }
 
-int64_t StepProgrammer::stack_bytes(int64_t tokens) const {
-  return tokens * spec_.hyper.streams * spec_.hidden * dtype_bytes(arithmetic_.activations);
+int64_t StepProgrammer::stack_bytes(int64_t tokens, int64_t chunk) const {
+  if (tokens <= chunk) return 0;
+  int64_t peak_bytes = 0;
+  run(tokens, context_ - tokens, chunk, peak_bytes);
+  return peak_bytes - workspace_bytes(chunk);
 }
 
 RoutingShape StepProgrammer::routing_shape() const {

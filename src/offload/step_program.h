@@ -61,13 +61,14 @@ class StepProgrammer {
   int64_t weight_bytes() const { return weight_bytes_; }      // dense weights of one rank
   int64_t sequence_bytes() const { return sequence_bytes_; }  // state of one sequence of `context` positions
   int64_t workspace_bytes(int64_t rows) const;                // activations of one step, without op scratch
-  // Residual stacks of so many tokens, which layer-major prefill keeps between layers.
-  int64_t stack_bytes(int64_t tokens) const;
+  // What `tokens` that pass each layer together, in chunks, take beyond the workspace of one chunk: mostly residual
+  // stacks. 0 for no more than a chunk.
+  int64_t stack_bytes(int64_t tokens, int64_t chunk) const;
 
  private:
   struct Planned;
 
-  StepProgram run(int64_t rows, int64_t first, int64_t& peak_bytes) const;
+  StepProgram run(int64_t rows, int64_t first, int64_t chunk, int64_t& peak_bytes) const;
 
   ModelSpec spec_;
   int64_t world_, context_;

@@ -11,8 +11,8 @@ HyperConnection::HyperConnection(const ModelSpec& spec, Role role, const std::st
   if (role == Role::around_block) inject_ = loader.matrix({{prefix + "block_inject_weight.weight", streams_, width}});
 }
 
-Tensor HyperConnection::take_inject(const Step& step) const {
-  return step.arena.take(step.rounding() == Rounding::fused ? DType::f32 : step.dtype(), {step.rows(), streams_});
+Tensor HyperConnection::take_inject(const Step& step, int64_t rows) const {
+  return step.arena.take(step.rounding() == Rounding::fused ? DType::f32 : step.dtype(), {rows, streams_});
 }
 
 void HyperConnection::read(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& inject) const {

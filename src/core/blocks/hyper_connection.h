@@ -25,7 +25,7 @@ class HyperConnection {
   void write(const Step& step, const Tensor& stack, const Tensor& y, const Tensor& inject) const;
 
   // [rows, streams] of the dtype that the arithmetic keeps the logits in: F32 when fused.
-  Tensor take_inject(const Step& step) const;
+  Tensor take_inject(const Step& step, int64_t rows) const;
 
  private:
   int64_t streams_;

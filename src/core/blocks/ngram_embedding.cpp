@@ -53,6 +53,7 @@ NgramEmbedding::NgramEmbedding(const ModelSpec& spec, const NgramEmbeddingSpec& 
 void NgramEmbedding::fetch(const Step& step) {
   const int64_t rows = step.rows();
   fetched_ = step.arena.take(table_ == nullptr ? DType::bf16 : table_->dtype(), {rows, width_});
+  fetched_first_ = step.first;
   row_ids_.resize(static_cast<size_t>(rows * hash_.heads()));
   if (step.ops.planning()) {
     if (table_ != nullptr && gathered_.bytes() < fetched_.bytes())
@@ -64,16 +65,19 @@ void NgramEmbedding::fetch(const Step& step) {
   hash_.row_ids(std::span(recent).last(static_cast<size_t>(hash_.context())), step.tokens, row_ids_);
   Lane& lane = step.backend.copy_lane();
   lane.call([](void* self) { static_cast<NgramEmbedding*>(self)->gather(); }, this);
+  // The arena's memory may still be read by the step before.
+  step.backend.compute_lane().record(begun_event_);
+  lane.wait(begun_event_);
   lane.copy_in(gathering_, fetched_);
-  lane.record(event_);
+  lane.record(arrived_event_);
 }
 
 void NgramEmbedding::add_to(const Step& step, const Tensor& stack) {
   const ArenaScope scope(step.arena);
   const int64_t rows = step.rows(), stack_width = streams_ * hidden_;
   const Tensor embedded = step.arena.take(step.dtype(), {rows, width_});
-  if (!step.ops.planning()) step.backend.compute_lane().wait(event_);
-  step.ops(CopyArgs{fetched_, embedded});
+  if (!step.ops.planning()) step.backend.compute_lane().wait(arrived_event_);
+  step.ops(CopyArgs{fetched_.narrow(0, step.first - fetched_first_, rows), embedded});
   const Tensor projected = step.linear(embedded, in_);
   const auto take = [&] { return step.arena.take(step.dtype(), {rows, stack_width}); };
   const auto norm = [&](const Tensor& x, const Tensor& w) {

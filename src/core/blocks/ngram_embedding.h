@@ -26,18 +26,22 @@ class NgramEmbedding {
   const std::string& table_stem() const { return table_stem_; }
   int64_t table_rows() const { return hash_.table_rows(); }
   int64_t table_columns() const { return width_ / hash_.heads(); }
-  // REQUIRES: before the first forward; rows and columns as above. The table outlives the model. `event` of the backend
-  // is this block's own.
-  void set_table(HostTable& table, int event) {
+  // Events of the backend that the block uses for itself.
+  static constexpr int kEvents = 2;
+  // REQUIRES: before the first forward; rows and columns as above. The table outlives the model. Events first_event ...
+  // first_event + kEvents - 1 are this block's own.
+  void set_table(HostTable& table, int first_event) {
     table_ = &table;
-    event_ = event;
+    arrived_event_ = first_event;
+    begun_event_ = first_event + 1;
   }
 
-  // At the start of a step: has the copy lane gather the rows of the step's tokens while the layers before this one
-  // run. Its tensor lives in the step's arena until add_to().
+  // At the start of a step: has the copy lane gather the rows of all its tokens while the layers before this one run.
+  // Its tensor lives in the step's arena until the last add_to().
   void fetch(const Step& step);
 
-  // stack [rows, streams * hidden] += the embedding of the step's tokens. REQUIRES: fetch() of this step.
+  // stack [rows, streams * hidden] += the embedding of the step's tokens. REQUIRES: fetch() of a step that they are
+  // part of.
   void add_to(const Step& step, const Tensor& stack);
 
  private:
@@ -51,8 +55,9 @@ class NgramEmbedding {
   Tensor norm_key_, norm_query_, norm_conv_, conv_;
   size_t history_ = 0;  // in SequenceState
   HostTable* table_ = nullptr;
-  int event_ = 0;
-  Tensor fetched_;  // [rows, width] of the table's type
+  int arrived_event_ = 0, begun_event_ = 0;
+  Tensor fetched_;             // [rows, width] of the table's type
+  int64_t fetched_first_ = 0;  // position of its first row
   std::vector<int64_t> row_ids_;
   Buffer gathered_;                 // host memory for the rows of the largest step
   std::span<std::byte> gathering_;  // of gathered_, this step's
