@@ -2,81 +2,12 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
-#include <memory>
 
-#include "cpu/cpu_backend.h"
-#include "cpu/cpu_ops.h"
-#include "cpu/thread_collective.h"
-#include "golden.h"
-#include "offload/engine.h"
+#include "rank_rig.h"
 
 using namespace offload;
 
 namespace {
-
-struct World {
-  int ranks = 1;
-  ShardForm shard = ShardForm::expert;
-  ExpertCacheOptions cache = {};
-  Arithmetic arithmetic{DType::bf16, Rounding::fused};
-  int64_t chunk = 64;
-};
-
-// An engine on the demo over ranks that are threads.
-class Rig {
- public:
-  // `before_load` and `prepare` are called for each rank's backend before and after the engine is made.
-  using Prepare = std::function<void(cpu::CpuBackend&, int rank)>;
-  explicit Rig(const World& world, const Prepare& prepare = {}, const Prepare& before_load = {}) : group_(world.ranks) {
-    EngineOptions options;
-    options.model_dir = Golden::model_dir();
-    options.context = 1024;
-    options.chunk = world.chunk;
-    options.load_threads = 1;
-    options.shard = world.shard;
-    options.cache = world.cache;
-    options.arithmetic = world.arithmetic;
-    std::vector<Backend*> backends;
-    std::vector<Collective*> ends;
-    for (int rank = 0; rank < world.ranks; ++rank) {
-      backends_.push_back(
-          std::make_unique<cpu::CpuBackend>(std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = 1})));
-      backends.push_back(backends_.back().get());
-      if (before_load) before_load(*backends_.back(), rank);
-      if (world.ranks > 1) {
-        ends_.push_back(group_.end(rank));
-        ends.push_back(ends_.back().get());
-      }
-    }
-    engine_ = std::make_unique<Engine>(options, Devices(backends, ends));
-    for (int rank = 0; rank < world.ranks && prepare; ++rank) prepare(*backends_[static_cast<size_t>(rank)], rank);
-  }
-
-  Engine& engine() { return *engine_; }
-
-  // Logits of every prompt row, then of each token of a forced chain.
-  std::vector<float> run(const GoldenPrompt& prompt, size_t chain_tokens) {
-    Sequence sequence = engine_->new_sequence();
-    std::vector<float> out;
-    const auto keep = [&](int64_t, std::span<const float> logits) {
-      out.insert(out.end(), logits.begin(), logits.end());
-    };
-    engine_->feed(sequence, prompt.ids, Engine::LogitRows::all, keep);
-    for (size_t i = 0; i < chain_tokens; ++i)
-      engine_->feed(sequence, std::span(prompt.fp32.tokens).subspan(i, 1), Engine::LogitRows::last, keep);
-    return out;
-  }
-
- private:
-  cpu::ThreadGroup group_;
-  std::vector<std::unique_ptr<Collective>> ends_;
-  std::vector<std::unique_ptr<cpu::CpuBackend>> backends_;
-  std::unique_ptr<Engine> engine_;
-};
-
-const GoldenPrompt& long_chinese(const Golden& golden) {
-  return golden.prompts()[5];
-}
 
 constexpr size_t kChain = 24;
 // Ranks sum partial products in FP32, so that the arms differ from one rank's by the order of the sums alone.
