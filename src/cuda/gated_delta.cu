@@ -14,9 +14,42 @@ namespace {
 constexpr int kStepWarps = 8;
 constexpr int kStepRows = 4 * kStepWarps;  // rows of the state that one thread's turn of a block covers
 
-// grid (slices of 32 value columns, heads). A thread has 4 columns of kRows rows of the state: 4 warp + lane / 8 + 32
-// i. Per row t two barriers: q and k are there; the sums over the state's rows are there. The output reads the updated
-// state: M^T q + (k . q) delta.
+// Four columns of kRows rows, kStepRows apart, of a state with `stride` columns. Of the rows and columns the first
+// `rows` and `columns` exist. Loads are plain: within the kernel the state is no constant.
+template <int kRows, bool kVector>
+__device__ void load_state(const float* state, int stride, int rows, int columns, float (&m)[kRows][4]) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const float* from = state + int64_t{i} * kStepRows * stride;
+    const int valid = i * kStepRows < rows ? columns : 0;
+    if constexpr (kVector) {
+      const float4 x = valid > 0 ? load4(from) : make_float4(0, 0, 0, 0);
+      m[i][0] = x.x, m[i][1] = x.y, m[i][2] = x.z, m[i][3] = x.w;
+    } else {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) m[i][c] = c < valid ? from[c] : 0.0f;
+    }
+  }
+}
+template <int kRows, bool kVector>
+__device__ void store_state(float* state, int stride, int rows, int columns, const float (&m)[kRows][4]) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    float* to = state + int64_t{i} * kStepRows * stride;
+    const int valid = i * kStepRows < rows ? columns : 0;
+    if constexpr (kVector) {
+      if (valid > 0) *reinterpret_cast<float4*>(to) = make_float4(m[i][0], m[i][1], m[i][2], m[i][3]);
+    } else {
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        if (c < valid) to[c] = m[i][c];
+    }
+  }
+}
+
+// grid (slices of 32 value columns, heads). A thread has 4 columns of kRows rows of the state, those of number
+// 4 warp + lane / 8 + 32 i. Two barriers a row: when q and k are there, and the sums over the state's rows. The output
+// reads the updated state: M^T q + (k . q) delta.
 template <typename T, int kRows, bool kVector>
 __global__ void __launch_bounds__(kStepWarps* kWarp) delta_recurrence_kernel(const DeltaCall a) {
   __shared__ float q[kRows * kStepRows], k[kRows * kStepRows], gates[2];
@@ -27,19 +60,7 @@ __global__ void __launch_bounds__(kStepWarps* kWarp) delta_recurrence_kernel(con
   const int columns = a.value_dim - column;  // from this thread's first on
   float* state = a.state + (int64_t{head} * a.key_dim + first) * a.value_dim + column;
   float m[kRows][4];
-  // Not by load_piece(): these are no constants of the kernel.
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const float* from = state + int64_t{i} * kStepRows * a.value_dim;
-    const int valid = first + i * kStepRows < a.key_dim ? columns : 0;
-    if constexpr (kVector) {
-      const float4 x = valid > 0 ? load4(from) : make_float4(0, 0, 0, 0);
-      m[i][0] = x.x, m[i][1] = x.y, m[i][2] = x.z, m[i][3] = x.w;
-    } else {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) m[i][c] = c < valid ? from[c] : 0.0f;
-    }
-  }
+  load_state<kRows, kVector>(state, a.value_dim, a.key_dim - first, columns, m);
   for (int t = 0; t < a.rows; ++t) {
     const T* row = static_cast<const T*>(a.qkv) + t * a.qkv_row;
     if (warp == 0) normalise<kRows>(row + key_head * a.key_dim, a.key_dim, a.query_scale(), q);
@@ -98,18 +119,7 @@ __global__ void __launch_bounds__(kStepWarps* kWarp) delta_recurrence_kernel(con
     for (int c = 0; c < 4; ++c)
       if (c < columns) store_float(to + c, fmaf(overlap, delta[c], before[c]));
   }
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    if (first + i * kStepRows >= a.key_dim) continue;
-    float* to = state + int64_t{i} * kStepRows * a.value_dim;
-    if constexpr (kVector) {
-      if (columns > 0) *reinterpret_cast<float4*>(to) = make_float4(m[i][0], m[i][1], m[i][2], m[i][3]);
-    } else {
-#pragma unroll
-      for (int c = 0; c < 4; ++c)
-        if (c < columns) to[c] = m[i][c];
-    }
-  }
+  store_state<kRows, kVector>(state, a.value_dim, a.key_dim - first, columns, m);
 }
 
 DeltaCall call_of(const GatedDeltaArgs& a) {
