@@ -182,6 +182,15 @@ Buffer RemoteDevice::allocate(int64_t bytes, std::string_view) {
   return {*this, data, bytes};
 }
 
+Buffer RemoteDevice::allocate_host(int64_t bytes, std::string_view) {
+  if (bytes == 0) return {};
+  if (before_allocate_) before_allocate_();
+  void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  OFL_ASSERT(data != MAP_FAILED);
+  return {*this, data, bytes};
+}
+
 // As a GPU's: what is under way ends first.
 void RemoteDevice::release(void* data, int64_t bytes) noexcept {
   try {

@@ -26,7 +26,9 @@ class RemoteDevice final : public Backend {
   ~RemoteDevice() override;
 
   std::string_view name() const override { return "remote"; }
+  bool uses_host_memory() const override { return true; }  // where the budget is concerned
   Buffer allocate(int64_t bytes, std::string_view tag) override;
+  Buffer allocate_host(int64_t bytes, std::string_view tag) override;  // always open to the host
   Ops& ops() override;
   void create_events(int count) override;
   Lane& compute_lane() override;
