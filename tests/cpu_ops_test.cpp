@@ -105,32 +105,35 @@ uint32_t bits_of(float value) {
 }  // namespace
 
 TEST_CASE("every_case_passes_at_every_level_and_threads_do_not_change_the_best_levels_bits") {
-  const std::vector<OpCase> cases = all_op_cases();
   for (const Isa isa : {Isa::avx2, Isa::avx512})
     if (isa > cpu::best_isa()) MESSAGE("skipping ", std::string(cpu::isa_name(isa)), ": this processor lacks it");
-  for (const Isa isa : isa_levels()) {
-    CAPTURE(std::string(cpu::isa_name(isa)));
-    double worst = 0;
-    std::string worst_case;
-    for (const OpCase& test : cases) {
-      HostMirror mirror;
-      CpuOps one({.threads = 1, .isa = isa});
-      const CaseResult alone = run_case(test, one, mirror);
+  struct Worst {
+    double error = 0;
+    std::string name;
+  };
+  const std::vector<Isa> levels = isa_levels();
+  std::vector<Worst> worst(levels.size());
+  HostMirror mirror;
+  for (const OpCase& test : all_op_cases()) {
+    const PreparedCase prepared(test);
+    for (size_t level = 0; level < levels.size(); ++level) {
+      CAPTURE(std::string(cpu::isa_name(levels[level])));
+      CpuOps one({.threads = 1, .isa = levels[level]});
+      const CaseResult alone = prepared.run(one, mirror);
       CHECK_MESSAGE(alone.passed(), alone.failure);
-      if (alone.error_over_bound > worst) {
-        worst = alone.error_over_bound;
-        worst_case = test.name;
-      }
-      if (isa != cpu::best_isa()) continue;
+      if (alone.error_over_bound > worst[level].error) worst[level] = {alone.error_over_bound, test.name};
+      if (levels[level] != cpu::best_isa()) continue;
       for (const int threads : {2, 3}) {
-        CpuOps several({.threads = threads, .isa = isa});
-        const CaseResult together = run_case(test, several, mirror);
+        CpuOps several({.threads = threads, .isa = levels[level]});
+        const CaseResult together = prepared.run(several, mirror);
         CHECK_MESSAGE(together.passed(), together.failure);
         CHECK_MESSAGE(together.output_hash == alone.output_hash, test.name, ": the thread count changed bits");
       }
     }
-    MESSAGE(std::string(cpu::isa_name(isa)), ": largest error is ", worst, " of its bound, in ", worst_case);
   }
+  for (size_t level = 0; level < levels.size(); ++level)
+    MESSAGE(std::string(cpu::isa_name(levels[level])), ": largest error is ", worst[level].error, " of its bound, in ",
+            worst[level].name);
 }
 
 TEST_CASE("small_row_products_have_the_canonical_bits_at_every_level") {

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "core/ops.h"
 #include "op_cases.h"
@@ -46,7 +47,21 @@ struct CaseResult {
   bool passed() const { return failure.empty(); }
 };
 
-// Plans the case on the candidate, gives it scratch of the planned size from the mirror, and runs it.
+// A case with its initial content and what the reference makes of it, computed once for any number of candidates.
+class PreparedCase {
+ public:
+  explicit PreparedCase(const OpCase& test);
+
+  const OpCase& test() const { return test_; }
+  // Plans the case on the candidate, gives it scratch of the planned size from the mirror, and runs it.
+  CaseResult run(Ops& candidate, Mirror& mirror) const;
+
+ private:
+  OpCase test_;
+  std::vector<std::vector<std::byte>> before_, expected_;  // by tensor, guards included
+  std::string reference_failure_;
+};
+
 CaseResult run_case(const OpCase& test, Ops& candidate, Mirror& mirror);
 
 // A case's tensors with their initial content, in a mirror's memory, without guards: for benchmarks and for tests that

@@ -6,7 +6,7 @@ namespace offload::cuda {
 
 // --- CudaLane ---
 
-CudaLane::CudaLane(const std::vector<cudaEvent_t>& events) : events_(events) {
+CudaLane::CudaLane(const std::vector<cudaEvent_t>& events, StagingRing& staging) : events_(events), staging_(staging) {
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
 }
 
@@ -17,6 +17,11 @@ CudaLane::~CudaLane() {
 
 void CudaLane::copy_in(std::span<const std::byte> host, const Tensor& device) {
   OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
+  if (host.empty()) return;
+  cudaPointerAttributes attributes;
+  check(cudaPointerGetAttributes(&attributes, host.data()), "looking up host memory");
+  // What is not pinned would make the driver hold the host up until the lane gets here.
+  if (attributes.type == cudaMemoryTypeUnregistered) return staging_.copy_in(host, device.data(), stream_);
   check(cudaMemcpyAsync(device.data(), host.data(), host.size(), cudaMemcpyHostToDevice, stream_),
         "copying to the device");
 }
@@ -43,8 +48,8 @@ CudaBackend::CudaBackend(int ordinal, std::optional<int> force_sm)
     : caps_(query_device(ordinal, force_sm)), name_(fmt::format("cuda:{}", ordinal)) {
   bind_thread();
   staging_ = std::make_unique<StagingRing>();
-  compute_ = std::make_unique<CudaLane>(events_);
-  copy_ = std::make_unique<CudaLane>(events_);
+  compute_ = std::make_unique<CudaLane>(events_, *staging_);
+  copy_ = std::make_unique<CudaLane>(events_, *staging_);
   ops_ = std::make_unique<CudaOps>(caps_, compute_->stream(), *staging_);
 }
 

@@ -20,8 +20,8 @@ namespace offload::cuda {
 
 class CudaLane final : public Lane {
  public:
-  // Does not own `events`.
-  explicit CudaLane(const std::vector<cudaEvent_t>& events);
+  // Owns neither.
+  CudaLane(const std::vector<cudaEvent_t>& events, StagingRing& staging);
   ~CudaLane() override;
   CudaLane(const CudaLane&) = delete;
   CudaLane& operator=(const CudaLane&) = delete;
@@ -36,6 +36,7 @@ class CudaLane final : public Lane {
 
  private:
   const std::vector<cudaEvent_t>& events_;
+  StagingRing& staging_;
   cudaStream_t stream_ = nullptr;
 };
 

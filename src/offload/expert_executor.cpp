@@ -28,6 +28,7 @@ ExpertExecutor::ExpertExecutor(Backend& backend, Ops* host_ops, const Residency&
   const int64_t experts = residency.local_shape().experts;
   begins_.resize(static_cast<size_t>(experts) + 1);
   runs_.reserve(static_cast<size_t>(experts));
+  for (int64_t e = 0; e < experts; ++e) owned_.push_back(std::byte{residency.owns(rank, e)});
   if (options_.slots == 0) return;
   cache_ = std::make_unique<ExpertCache>(residency.layers(), experts, options_.slots);
   const bool whole = residency.form() == ShardForm::expert;
@@ -69,7 +70,7 @@ void ExpertExecutor::run(const RoutedExperts& step) {
   backend_.download(step.ids, std::as_writable_bytes(std::span(ids_)));
   for (size_t i = 0; i < slots; ++i) {
     OFL_ASSERT(ids_[i] >= 0 && ids_[i] < residency_.local_shape().experts);
-    present_[i] = std::byte{residency_.owns(rank_, ids_[i])};
+    present_[i] = owned_[static_cast<size_t>(ids_[i])];
     routing_hash_ = mixed_in(routing_hash_, static_cast<uint64_t>(ids_[i]));
   }
   group_by_expert(step.ids.dim(1));

@@ -94,6 +94,7 @@ class ExpertExecutor final : public ExpertRunner {
   std::unique_ptr<ExpertPolicy> policy_;
   std::optional<HostExperts> host_;
   ActiveExperts active_;
+  std::vector<std::byte> owned_;  // by expert: 1 where its block is this rank's
   Tensor slab_;
   std::vector<int64_t> filling_;  // slots whose copy no run has waited for yet
 

@@ -84,6 +84,7 @@ LayerPlan ExpertPolicy::on_routed(int64_t layer, const LayerRouting& routing, Ph
   OFL_ASSERT(layer >= 0 && layer < options_.shape.layers);
   layer_ = layer;
   returns_ = routing.returns;
+  is_complete_ = free_.empty() && options_.slots == owned() * options_.shape.layers;
   ++plan_;
   runs_.clear();
   missed_.clear();
@@ -117,6 +118,7 @@ void ExpertPolicy::plan_residents(const LayerRouting& routing) {
     resident.last_run = static_cast<int32_t>(runs_.size());
     runs_.push_back({.expert = one.expert, .rows = one.rows, .slot = s});
   }
+  if (is_complete_) return;  // nothing will leave, so nothing needs a rank
   std::vector<Ranked>& list = ranked_[static_cast<size_t>(layer_)];
   std::erase_if(list, [&](const Ranked& ranked) { return slot(ranked.slot).plan == plan_; });
   for (Ranked& ranked : list) {
@@ -225,6 +227,7 @@ void ExpertPolicy::gather_ring(size_t count, Phase phase) {
 
 // Puts the plan's experts that are still in a slot back into the layer's list.
 void ExpertPolicy::rank_layer(int64_t layer) {
+  if (is_complete_) return;
   constexpr size_t kFew = 32;  // below, inserting is cheaper than sorting anew
   std::vector<Ranked>& list = ranked_[static_cast<size_t>(layer)];
   for (const PlannedRun& run : runs_) {

@@ -170,6 +170,7 @@ class ExpertPolicy {
   PolicyCounts counts_[2];
   int64_t layer_ = 0, plan_ = 0, uses_ = 0;
   bool returns_ = false;                      // of the current plan's routing
+  bool is_complete_ = false;                  // every expert of this rank has a slot, for good
   int64_t host_due_ = 0, zero_copy_due_ = 0;  // in 1/1000 of a run
   std::vector<int32_t> slot_of_;              // [layers, experts] -> slot or -1
   std::vector<Slot> slots_;
