@@ -60,17 +60,24 @@ __device__ inline void canonical_sums(const TX* const (&x)[kRows], const TW* con
   float acc[kRows][kStreams][4] = {};
   for (int64_t begin = 0; begin < k; begin += kUnroll * kCanonicalBlock) {
     Eight<kVector, TW> ws[kUnroll][kStreams];
+    // One row of x is fetched ahead like w: its first readers on a multiprocessor find it in the L2 cache only.
+    Eight<kVector, TX> ahead[kRows == 1 ? kUnroll : 1];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
+      const int64_t at = begin + u * kCanonicalBlock + 8 * j;
 #pragma unroll
-      for (int s = 0; s < kStreams; ++s) ws[u][s].load(w[s], begin + u * kCanonicalBlock + 8 * j, k);
+      for (int s = 0; s < kStreams; ++s) ws[u][s].load(w[s], at, k);
+      if constexpr (kRows == 1) ahead[u].load(x[0], at, k);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
 #pragma unroll
       for (int m = 0; m < kRows; ++m) {
         Eight<kVector, TX> xs;
-        xs.load(x[m], begin + u * kCanonicalBlock + 8 * j, k);
+        if constexpr (kRows == 1)
+          xs = ahead[u];
+        else
+          xs.load(x[m], begin + u * kCanonicalBlock + 8 * j, k);
 #pragma unroll
         for (int s = 0; s < kStreams; ++s) {
 #pragma unroll
