@@ -146,4 +146,15 @@ TEST_CASE("offload_probe_writes_a_file_that_offload_plan_takes") {
   };
   refused({"--threads", "0"}, 2, "--threads is \"0\"");
   refused({"--disk-file", "/nonexistent"}, 1, "/nonexistent: No such file");
+  // Found before anything is measured.
+  const fs::path link = machine.path() + "_link";
+  fs::create_symlink(machine.path(), link);
+  for (const std::string& path : {std::string("/nonexistent/machine.json"), link.string(), std::string()}) {
+    const auto unwritable = run_program(OFFLOAD_PROBE, {"-o", path, "--threads", "1"}, "");
+    CHECK(unwritable.exit_code == 2);
+    CHECK(contains(unwritable.err, "-o " + path));
+    CHECK(!contains(unwritable.err, "measuring"));
+  }
+  CHECK(fs::is_symlink(link));
+  fs::remove(link);
 }

@@ -168,11 +168,3 @@ TEST_CASE("a_simulation_fills_its_lanes_monotone_and_to_the_reported_length") {
   CHECK(end == result.decode.ns);
   CHECK(copied == result.decode.copied_bytes);
 }
-
-TEST_CASE("a_trace_that_cannot_be_written_is_refused_with_the_reason") {
-  const TraceBuffer buffer({{"p", "t"}}, 1);
-  const TraceBuffer* one = &buffer;
-  CHECK_THROWS_WITH_AS(write_trace_json({&one, 1}, "/nonexistent/t.json"),
-                       "/nonexistent/t.json: No such file or directory", Error);
-  CHECK_THROWS_AS(write_trace_json({&one, 1}, "/dev/full"), Error);
-}

@@ -133,6 +133,16 @@ int64_t parse_gib(std::string_view flag, std::string_view text) {
 
 }  // namespace
 
+CLI::Option* add_text_option(CLI::App& app, const char* name, std::optional<std::string>& value, const char* type,
+                             const char* help) {
+  // The library's own optional takes "" for an option that was not given.
+  const auto set = [&value](const CLI::results_t& results) {
+    value = results.back();
+    return true;
+  };
+  return app.add_option(name, set, help)->type_name(type)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
 void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   const auto text = [&](const char* name, std::string& value, const char* type, const char* help) {
     app.add_option(name, value, help)

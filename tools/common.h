@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,7 +18,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace offload::tools {
 
@@ -27,6 +29,9 @@ struct SharedFlags {
   std::string arm = "bf16", cpu_experts = "auto", threads, load_format = "auto", force_sm, seed = "0", trace;
   bool dry_run = false, json = false, verbose = false;
 };
+// An option whose value may be empty text and is then still given. `value` outlives the parse.
+CLI::Option* add_text_option(CLI::App& app, const char* name, std::optional<std::string>& value, const char* type,
+                             const char* help);
 // `flags` outlives the parse.
 void add_shared_flags(CLI::App& app, SharedFlags& flags);
 

@@ -6,6 +6,7 @@
 #include "common.h"
 #include "core/models/registry.h"
 #include "offload/planner.h"
+#include "output_file.h"
 #include "run_report.h"
 #include "terminal.h"
 
@@ -19,7 +20,8 @@ constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 
 struct PlanFlags {
   std::string machine, model_config, replay, tp, vram_budget, prompt_tokens = "8192", decode_tokens = "256";
-  std::string math = "bf16", seed = "1", trace;
+  std::string math = "bf16", seed = "1";
+  std::optional<std::string> trace;
   bool json = false;
 };
 
@@ -38,7 +40,8 @@ void add_flags(CLI::App& app, PlanFlags& flags) {
   text("--decode-tokens", flags.decode_tokens, "N", "and tokens after it; default 256");
   text("--math", flags.math, "bf16|fp16", "of the matrix products");
   text("--seed", flags.seed, "N", "of the drawn trace");
-  text("--trace", flags.trace, "FILE.json", "writes what the chosen plan does to a trace for ui.perfetto.dev");
+  add_text_option(app, "--trace", flags.trace, "FILE.json",
+                  "writes what the chosen plan does to a trace for ui.perfetto.dev");
   app.add_flag("--json", flags.json, "one JSON object instead of text");
 }
 
@@ -66,7 +69,7 @@ PlanRequest request_of(const PlanFlags& flags, const Machine& machine) {
 }
 
 void write_plan_trace(const Plan& plan, const Machine& machine, const ModelSpec& spec, const PlanRequest& request,
-                      const RoutingTrace& routing, const std::string& path) {
+                      const RoutingTrace& routing, OutputFile& file) {
   int64_t rows = 0;
   for (int64_t s = 0; s < routing.steps(); ++s) rows += routing.rows(s);
   const StepProgrammer programmer(spec, request.world, std::max(rows, request.prompt_tokens + request.decode_tokens));
@@ -75,13 +78,16 @@ void write_plan_trace(const Plan& plan, const Machine& machine, const ModelSpec&
   TraceBuffer buffer(simulation_lanes(plan.options.shard == ShardForm::slice ? 1 : request.world), kTraceEvents);
   simulate(costs, programmer, plan.options, routing, {.trace = &buffer, .on_event = {}});
   const TraceBuffer* one = &buffer;
-  write_trace_json({&one, 1}, path);
+  file.write(trace_json({&one, 1}));
+  file.finish();
   if (buffer.dropped() > 0)
-    say(kProgram, fmt::format("{}: holds the first {} events; {} later ones did not fit", printable(path, 4096),
+    say(kProgram, fmt::format("{}: holds the first {} events; {} later ones did not fit", printable(file.path(), 4096),
                               buffer.events(), buffer.dropped()));
 }
 
 int run(const PlanFlags& flags) {
+  std::optional<OutputFile> trace;
+  if (flags.trace) trace.emplace("--trace", *flags.trace);
   const Machine machine = read_machine(flags.machine);
   const ModelSpec spec = read_spec(flags.model_config);
   const PlanRequest request = request_of(flags, machine);
@@ -92,7 +98,7 @@ int run(const PlanFlags& flags) {
                                    : read_trace(flags.replay);
   const Plan plan = plan_serving(machine, spec, request, routing, [] { stop_if_interrupted(); });
   write_output(flags.json ? json_text(plan_json(plan, request)) : plan_text(plan, machine, spec, request));
-  if (!flags.trace.empty()) write_plan_trace(plan, machine, spec, request, routing, flags.trace);
+  if (trace) write_plan_trace(plan, machine, spec, request, routing, *trace);
   return 0;
 }
 

@@ -31,14 +31,7 @@ struct RunFlags {
 void add_flags(CLI::App& app, RunFlags& flags) {
   const auto text = [&](const char* group) {
     return [&app, group](const char* name, std::optional<std::string>& value, const char* type, const char* help) {
-      const auto set = [&value](const CLI::results_t& results) {
-        value = results.back();
-        return true;
-      };
-      app.add_option(name, set, help)
-          ->type_name(type)
-          ->group(group)
-          ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+      add_text_option(app, name, value, type, help)->group(group);
     };
   };
   const auto prompt = text("Prompt (one of the first four; else standard input, or a chat on a terminal)");
@@ -210,7 +203,7 @@ int chat_on_terminal(const Settings& settings, const RunFlags& flags, const Text
 
 int run(const RunFlags& flags) {
   const PromptSource asked = prompt_source(flags.prompt);
-  if (flags.logits_out) check_logits_path(*flags.logits_out);
+  if (flags.logits_out) check_output_path("--logits-out", *flags.logits_out);
   const Settings settings = settings_of(flags.shared);
   if (settings.is_bundled_demo)
     say(kProgram, fmt::format("no --model given; using the bundled demo {}", printable(settings.model_dir, 4096)));

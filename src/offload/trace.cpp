@@ -1,10 +1,6 @@
 #include "offload/trace.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <memory>
 
 #include "core/json.h"
 
@@ -110,17 +106,6 @@ std::string trace_json(std::span<const TraceBuffer* const> buffers) {
     }
   }
   return out + fmt::format("\n],\"otherData\":{{\"dropped_events\":{}}}}}\n", dropped);
-}
-
-void write_trace_json(std::span<const TraceBuffer* const> buffers, const std::string& path) {
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  std::unique_ptr<std::FILE, Close> file(std::fopen(path.c_str(), "wb"));
-  const std::string text = trace_json(buffers);
-  const bool is_written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() &&
-                          std::fflush(file.get()) == 0;
-  if (!is_written) throw_error(ErrorCode::input, "{}: {}", printable(path, 4096), std::strerror(errno));
 }
 
 }  // namespace offload

@@ -66,8 +66,6 @@ class TraceBuffer {
 // One document in the trace event format: metadata, then events by lane and time, outer ones first. Lanes of equal
 // process share a pid.
 std::string trace_json(std::span<const TraceBuffer* const> buffers);
-// Throws Error{input} with the system's reason.
-void write_trace_json(std::span<const TraceBuffer* const> buffers, const std::string& path);
 
 }  // namespace offload
 
