@@ -6,8 +6,8 @@
 
 namespace offload {
 
-TraceBuffer::TraceBuffer(std::vector<Lane> lanes, int64_t events_max)
-    : lanes_(std::move(lanes)), events_max_(events_max) {
+TraceBuffer::TraceBuffer(std::vector<Lane> lanes, int64_t events_max, int64_t origin_ns)
+    : lanes_(std::move(lanes)), events_max_(events_max), origin_ns_(origin_ns) {
   OFL_ASSERT(events_max >= 0);
   events_.reserve(static_cast<size_t>(events_max));
 }
@@ -22,6 +22,13 @@ void TraceBuffer::complete(int32_t lane, std::string_view name, int64_t begin_ns
                            const TraceSubject& subject) {
   OFL_ASSERT(lane >= 0 && static_cast<size_t>(lane) < lanes_.size() && begin_ns <= end_ns);
   if (take_room()) events_.push_back({name, begin_ns, end_ns, subject, lane, Kind::complete});
+}
+
+TraceBuffer::Event* TraceBuffer::open(int32_t lane) {
+  OFL_ASSERT(lane >= 0 && static_cast<size_t>(lane) < lanes_.size());
+  if (!take_room()) return nullptr;
+  events_.push_back({{}, 0, kOpen, {}, lane, Kind::complete});  // within the capacity, so that no event moves
+  return &events_.back();
 }
 
 void TraceBuffer::counter(int32_t lane, std::string_view name, int64_t at_ns, int64_t value) {
@@ -85,7 +92,8 @@ std::string trace_json(std::span<const TraceBuffer* const> buffers) {
                          pids.back(), tid++, json_string(lane.name));
     }
     std::vector<const TraceBuffer::Event*> order;
-    for (const TraceBuffer::Event& event : buffer->events_) order.push_back(&event);
+    for (const TraceBuffer::Event& event : buffer->events_)
+      if (event.kind == TraceBuffer::Kind::counter || event.end_ns != TraceBuffer::kOpen) order.push_back(&event);
     std::stable_sort(order.begin(), order.end(), [](const TraceBuffer::Event* a, const TraceBuffer::Event* b) {
       if (a->lane != b->lane) return a->lane < b->lane;
       if (a->begin_ns != b->begin_ns) return a->begin_ns < b->begin_ns;
@@ -95,7 +103,7 @@ std::string trace_json(std::span<const TraceBuffer* const> buffers) {
     for (const TraceBuffer::Event* event : order) {
       const int64_t pid = pids[static_cast<size_t>(event->lane)];
       out += fmt::format("{}{{\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{}", comma, json_string(event->name), pid,
-                         first_tid + event->lane, microseconds(event->begin_ns));
+                         first_tid + event->lane, microseconds(event->begin_ns - buffer->origin_ns_));
       if (event->kind == TraceBuffer::Kind::complete) {
         out += fmt::format(",\"ph\":\"X\",\"dur\":{}", microseconds(event->end_ns - event->begin_ns));
         append_subject(out, event->subject);
