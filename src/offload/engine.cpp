@@ -62,6 +62,10 @@ void Engine::open(const EngineOptions& options) {
 void Engine::plan(const EngineOptions& options, const Devices& devices) {
   const int world = static_cast<int>(devices.backends.size());
   OFL_ASSERT(world == 1 || devices.collectives.size() == devices.backends.size());
+  const int64_t origin_ns = RankTrace::now_ns();
+  for (int r = 0; r < world && options.trace_events > 0; ++r)
+    traces_.push_back(
+        std::make_unique<RankTrace>(*devices.backends[static_cast<size_t>(r)], r, options.trace_events, origin_ns));
   const std::vector<ExpertLayer> layers = Model::expert_layers(spec_);
   residency_.emplace(*source_, layers, Model::expert_shape(spec_, expert_dtype(*source_, layers.front())),
                      ResidencyOptions{.form = options.shard, .world = world});
@@ -70,7 +74,8 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
                            .arithmetic = options.arithmetic,
                            .context = context_,
                            .chunk = chunk_,
-                           .cache = options.cache};
+                           .cache = options.cache,
+                           .trace = traces_.empty() ? nullptr : traces_[static_cast<size_t>(r)].get()};
     Collective* collective = world == 1 ? nullptr : devices.collectives[static_cast<size_t>(r)];
     ranks_.push_back(std::make_unique<RankContext>(spec_, rank, *devices.backends[static_cast<size_t>(r)], collective,
                                                    *source_, *residency_));
@@ -99,6 +104,7 @@ void Engine::plan_budget(const EngineOptions& options) {
   budget_.add("experts", memory_.experts, host);
   budget_.add("tables", memory_.tables, host);
   budget_.add("load staging", residency_->load_staging_bytes(expert_load_options(options)), host);
+  if (options.trace_events > 0) budget_.add("trace", world() * TraceBuffer::bytes_of(options.trace_events), host);
   for (int r = 0; r < world(); ++r) {
     const RankMemory& memory = rank(r).memory();
     const MemoryPlace place = rank(r).backend().name() == "cpu" ? host : MemoryPlace::vram(r);
@@ -134,6 +140,19 @@ int64_t Engine::expert_bytes() const {
   int64_t bytes = 0;
   for (const auto& rank : ranks_) bytes += rank->executor().expert_bytes();
   return bytes;
+}
+
+std::vector<const TraceBuffer*> Engine::trace() {
+  if (traces_.empty()) return {};
+  run_ranks([&](int rank) { ranks_[static_cast<size_t>(rank)]->drain_copies(); });
+  std::vector<const TraceBuffer*> buffers;
+  for (const auto& trace : traces_) buffers.push_back(&trace->buffer());
+  return buffers;
+}
+
+void Engine::clear_trace() {
+  static_cast<void>(trace());
+  for (const auto& each : traces_) each->clear();
 }
 
 Sequence Engine::new_sequence() {

@@ -44,6 +44,8 @@ struct EngineOptions {
   std::optional<int64_t> ram_budget_bytes = {};
   bool plan_only = false;  // checks the checkpoint and fills memory(), then stops; feed() and new_sequence() are off
   Arithmetic arithmetic;
+  // Events of each rank that trace() keeps; 0: nothing is recorded.
+  int64_t trace_events = 0;
   // Told the bytes loaded so far and in all. May throw Error{interrupted} to stop the load.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
@@ -91,6 +93,10 @@ class Engine {
   const Residency& residency() const { return *residency_; }
   // Of routed experts computed so far on all ranks: each run of one expert counts its weights once.
   int64_t expert_bytes() const;
+  // What ran since the load or the last clear_trace(), one buffer per rank; none without trace_events. Waits for the
+  // copies under way.
+  std::vector<const TraceBuffer*> trace();
+  void clear_trace();
 
   // A fresh sequence; the engine outlives it. Throws Error{resource}.
   Sequence new_sequence();
@@ -128,6 +134,7 @@ class Engine {
   std::optional<Residency> residency_;
   std::vector<std::unique_ptr<RamTable>> tables_;
   std::vector<Collective*> collectives_;
+  std::vector<std::unique_ptr<RankTrace>> traces_;  // by rank; empty: nothing is recorded
   std::vector<std::unique_ptr<RankContext>> ranks_;
   std::unique_ptr<RankTeam> team_;
   std::vector<float> logits_;  // [kLogitTile, vocab] on the host

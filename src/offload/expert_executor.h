@@ -18,6 +18,8 @@
 
 namespace offload {
 
+class RankTrace;
+
 struct ExpertCacheOptions {
   int64_t slots = 0;  // 0: no cache, experts run where they lie
   PolicyKind policy = PolicyKind::adaptive;
@@ -35,6 +37,9 @@ class ExpertExecutor final : public ExpertRunner {
   int events() const { return static_cast<int>(2 * options_.slots); }
   // U8 [slab_bytes()]; before the first step of a cache.
   void set_slab(const Tensor& slab);
+
+  // Null: nothing is recorded. The trace outlives the executor.
+  void set_trace(RankTrace* trace) { trace_ = trace; }
 
   // A step of `rows` rows begins; says which rules the policy goes by.
   void begin_step(int64_t rows) { phase_ = rows <= kCanonicalRowsMax ? Phase::decode : Phase::prefill; }
@@ -57,7 +62,7 @@ class ExpertExecutor final : public ExpertRunner {
   void group_by_expert(int64_t top_k);
   void run_in_place(const RoutedExperts& step);
   void run_from_cache(const RoutedExperts& step);
-  void issue_copy(ExpertKey key, int64_t slot);
+  void issue_copy(std::string_view name, ExpertKey key, int64_t slot);
   ExpertRun run_of(const std::byte* block, int64_t expert) const;
   void compute(const RoutedExperts& step, std::span<const ExpertRun> runs);
   std::byte* slot_data(int64_t slot) const { return static_cast<std::byte*>(slab_.data()) + slot * slot_bytes_; }
@@ -84,6 +89,7 @@ class ExpertExecutor final : public ExpertRunner {
   std::vector<std::byte> present_;
   int64_t runs_done_ = 0, copies_ = 0;
   uint64_t routing_hash_ = 0;
+  RankTrace* trace_ = nullptr;
 };
 
 }  // namespace offload

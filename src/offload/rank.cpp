@@ -15,6 +15,9 @@ RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Back
       source_(source),
       executor_(backend, residency, options.slice.rank, spec.layers.front().moe.top_k, options.cache),
       layout_(options.context, options.arithmetic.activations) {
+  if (options_.trace != nullptr && collective_ != nullptr)
+    collective_ = &traced_collective_.emplace(*collective_, backend_, *options_.trace);
+  executor_.set_trace(options_.trace);
   Arena weights, workspace;
   WeightLoader loader(source_, backend_, weights);
   StateLayout layout(options.context, options.arithmetic.activations);
@@ -29,6 +32,7 @@ RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Back
 
 RankContext::~RankContext() {
   if (has_lanes_) drain_copies();
+  if (options_.trace != nullptr) backend_.ops().set_observer(nullptr);
 }
 
 void RankContext::load(std::span<HostTable* const> tables, const std::function<void(int64_t)>& progress) {
@@ -49,6 +53,7 @@ void RankContext::load(std::span<HostTable* const> tables, const std::function<v
   plan_steps(*model_, layout_, measuring);  // lets the real model size its host buffers
   backend_.ops().set_scratch(Tensor(scratch_.data(), DType::u8, {scratch_.bytes()}));
   backend_.ops().reset_cost();
+  if (options_.trace != nullptr) backend_.ops().set_observer(options_.trace);
 }
 
 Step RankContext::step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first) {
@@ -83,11 +88,14 @@ void RankContext::plan_steps(Model& model, const StateLayout& layout, Arena& are
 }
 
 void RankContext::forward(SequenceState& sequence, std::span<const int32_t> tokens, const Model::LayerTap& tap) {
+  std::optional<StepSpan> span;
+  if (options_.trace != nullptr)
+    span.emplace(*options_.trace, static_cast<int64_t>(tokens.size()), static_cast<int64_t>(spec_.layers.size()));
   arena_ = Arena(workspace_.data(), arena_bytes_);
   executor_.begin_step(static_cast<int64_t>(tokens.size()));
   Step step = step_of(sequence, tokens, arena_, sequence.length());
   try {
-    hidden_ = model_->forward(step, tap);
+    hidden_ = model_->forward(step, span ? span->tap(tap) : tap);
   } catch (...) {
     drain_copies();
     throw;
@@ -111,7 +119,10 @@ void RankContext::logits(int64_t begin, int64_t count, int64_t stride, std::span
   const Tensor tile = arena_.take(DType::f32, {count, mine.count});
   backend_.ops()(LinearArgs{.x = hidden_.narrow(0, begin, count), .w = model_->lm_head(), .out = tile});
   const auto host = std::span(staged_).first(static_cast<size_t>(tile.elements()));
-  backend_.download(tile, std::as_writable_bytes(host));
+  {
+    const HostSpan wait(options_.trace, "wait_logits", {.rows = static_cast<int32_t>(count)});
+    backend_.download(tile, std::as_writable_bytes(host));
+  }
   for (int64_t r = 0; r < count; ++r)
     std::copy_n(host.begin() + r * mine.count, mine.count, out.begin() + r * stride + mine.begin);
 }

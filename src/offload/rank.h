@@ -17,6 +17,7 @@
 #include "core/sequence.h"
 #include "offload/expert_executor.h"
 #include "offload/host_table.h"
+#include "offload/rank_trace.h"
 #include "offload/residency.h"
 
 namespace offload {
@@ -27,6 +28,7 @@ struct RankOptions {
   int64_t context = 0;
   int64_t chunk = 0;
   ExpertCacheOptions cache;
+  RankTrace* trace = nullptr;  // null: nothing is recorded; outlives the rank
 };
 
 // Bytes of one rank on its device, before anything is allocated.
@@ -73,9 +75,11 @@ class RankContext {
   void logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out);
   Range vocab() const { return model_->vocab(); }
 
+  // Waits for the copies under way. Their failure is thrown by the next step that uses their lane.
+  void drain_copies() noexcept;
+
  private:
   Step step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first);
-  void drain_copies() noexcept;
   void plan_steps(Model& model, const StateLayout& layout, Arena& arena);
 
   const ModelSpec& spec_;
@@ -83,6 +87,7 @@ class RankContext {
   Backend& backend_;
   Collective* collective_;
   const WeightSource& source_;
+  std::optional<TracedCollective> traced_collective_;
   ExpertExecutor executor_;
   StateLayout layout_;
   RankMemory memory_;
