@@ -7,6 +7,7 @@
 
 #include "child_process.h"
 #include "core/json.h"
+#include "trace_checks.h"
 
 using namespace offload;
 namespace fs = std::filesystem;
@@ -152,11 +153,27 @@ TEST_CASE("a_profile_gives_time_per_op_and_no_speed") {
   }
 }
 
+TEST_CASE("a_trace_is_a_run_of_its_own_and_prints_no_speed") {
+  const ReportFile file("");
+  const Run result = run({"--trace", file.path(), "--prompt-tokens", "20", "--decode-tokens", "2", "--threads", "1"});
+  CAPTURE(result.err);
+  CHECK(result.exit_code == 0);
+  CHECK(result.out.empty());
+  const Json document = parse_json(read_text_file(file.path(), 1 << 28), file.path());
+  check_lanes(document);
+  int64_t steps = 0;
+  for (const Json& event : document["traceEvents"]) steps += event["name"] == "step";
+  CHECK(steps == 3);  // not those of the warm-up
+}
+
 TEST_CASE("bad_flags_are_refused_by_name_before_anything_is_measured") {
   refuses({"ops", "--op", "no_such_op"}, "no_such_op");
   refuses({"ops", "--op", "no_such_op"}, "swiglu_experts");
   refuses({"ops", "--repeat", "0"}, "--repeat is \"0\"");
   refuses({"ops", "--profile"}, "--profile");
+  refuses({"ops", "--trace", "t.json"}, "--trace");
+  refuses({"--profile", "--trace", "t.json"}, "--trace");
+  refuses({"--trace", "/nonexistent/t.json"}, "--trace /nonexistent/t.json");
   refuses({"ops", "--threads", "none"}, "--threads");
   refuses({"--prompt-tokens", "0"}, "--prompt-tokens is \"0\"");
   refuses({"--decode-tokens", "-1"}, "--decode-tokens is \"-1\"");
@@ -198,3 +215,4 @@ TEST_CASE("a_comparison_says_what_got_faster_and_what_changed_bits") {
   CHECK(result.out.find("only in " + a.path()) != std::string::npos);
   CHECK(result.out.find("only in " + b.path()) != std::string::npos);
 }
+

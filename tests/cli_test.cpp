@@ -11,6 +11,7 @@
 #include "child_process.h"
 #include "core/checkpoint.h"
 #include "core/json.h"
+#include "trace_checks.h"
 
 using namespace offload;
 namespace fs = std::filesystem;
@@ -351,7 +352,8 @@ TEST_CASE("bad_values_of_flags_are_usage_errors_that_name_the_flag_and_the_range
       {{"--expert-slots", "-4"}, {"--expert-slots"}},
       {{"--vram-budget", "4"}, {"--vram-budget"}},
       {{"--force-sm", "75"}, {"--force-sm"}},
-      {{"--trace", "t.json"}, {"--trace"}},
+      {{"--trace", "/nonexistent/t.json"}, {"--trace /nonexistent/t.json", "No such file"}},
+      {{"--trace", "/"}, {"--trace /", "no regular file"}},
       {{"--ram-budget", "-1"}, {"--ram-budget", "-1"}},
       {{"--no-such-flag"}, {"--no-such-flag"}},
       {{"--greedy", "--temperature", "1"}, {"--greedy"}},
@@ -494,6 +496,32 @@ TEST_CASE("ctrl_c_ends_a_load_a_prompt_and_an_answer_within_seconds") {
   Child waiting(kProgram, one_thread({}));  // for a prompt on a pipe that stays open
   REQUIRE(waiting.wait_for_error("bundled demo"));
   check_ended(waiting);
+}
+
+TEST_CASE("trace_writes_lanes_of_each_rank_whose_copies_add_up_to_the_bytes_of_the_report") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("t.json");
+  const Json json =
+      json_of(run({"-p", kQuestion, "--greedy", "--tp", "2", "--expert-slots", "20", "--json", "--trace", path}));
+  const Json document = parse_json(read_text_file(path, 1 << 28), path);
+  check_lanes(document);
+  std::vector<std::string> names;
+  for (const auto& [tid, name] : lane_names(document)) names.push_back(name);
+  CHECK(names == std::vector<std::string>{"rank 0/compute", "rank 0/copy", "rank 0/host", "rank 0/collective",
+                                          "rank 1/compute", "rank 1/copy", "rank 1/host", "rank 1/collective"});
+  int64_t copied = 0;
+  for (const Json& event : events_on(document, "copy")) copied += event["args"]["bytes"].get<int64_t>();
+  CHECK(copied > 0);
+  CHECK(copied == json["offload"]["h2d_bytes"]);
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
+  // An interrupted answer has its trace too; the line about dropped events is offload-plan's.
+  Child answering(kProgram,
+                  one_thread({"-p", kQuestion, "--ignore-eos", "--greedy", "--trace", folder.path("u.json")}));
+  REQUIRE(answering.wait_for_output("Tokyo"));
+  answering.interrupt();
+  answering.finish();
+  CHECK(answering.exit_code == 130);
+  check_lanes(parse_json(read_text_file(folder.path("u.json"), 1 << 28), "u.json"));
 }
 
 TEST_CASE("a_chat_on_a_terminal_keeps_its_history_and_ends_at_ctrl_d") {

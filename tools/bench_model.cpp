@@ -65,7 +65,7 @@ class ModelBench::Runner {
   }
 
   const std::string& arm() const { return arm_; }
-  const Engine& engine() const { return *engine_; }
+  Engine& engine() { return *engine_; }
 
   Result run(OpObserver* prefill_observer = nullptr, OpObserver* decode_observer = nullptr) {
     Result result;
@@ -83,13 +83,13 @@ class ModelBench::Runner {
   Phase phase(OpObserver* observer, const Body& body) {
     Ops& ops = backend_->ops();
     ops.reset_cost();
-    ops.set_observer(observer);
+    if (observer != nullptr) ops.set_observer(observer);
     Phase phase;
     const Watch watch;
     body(phase.hash);
     phase.seconds = watch.seconds();
     phase.cost = ops.total_cost();
-    ops.set_observer(nullptr);
+    if (observer != nullptr) ops.set_observer(nullptr);
     return phase;
   }
 
@@ -172,6 +172,14 @@ ModelBenchResult ModelBench::run() {
   result.rows = std::move(prefill);
   if (options_.decode_tokens > 0) result.rows.insert(result.rows.end(), decode.begin(), decode.end());
   return result;
+}
+
+Engine& ModelBench::trace() {
+  warm_up();
+  Runner& runner = *runners_.front();
+  runner.engine().clear_trace();
+  runner.run();
+  return runner.engine();
 }
 
 ModelBench::Profile ModelBench::profile() {

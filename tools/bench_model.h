@@ -43,6 +43,9 @@ class ModelBench {
   };
   Profile profile();
 
+  // The first arm's engine after a run that its trace alone holds. REQUIRES: its settings ask for a trace.
+  Engine& trace();
+
  private:
   class Runner;
   Runner& runner_of(const Settings& settings);

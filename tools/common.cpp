@@ -16,6 +16,7 @@
 
 #include "core/base.h"
 #include "terminal.h"
+#include "trace_file.h"
 
 namespace offload::tools {
 namespace {
@@ -67,7 +68,6 @@ void refuse_what_is_not_built(const SharedFlags& flags) {
   }
   if (!flags.vram_budget.empty()) refuse("--vram-budget: this build has no GPU backend yet; leave it out");
   if (!flags.force_sm.empty()) refuse("--force-sm: this build has no CUDA backend yet; leave it out");
-  if (!flags.trace.empty()) refuse("--trace is not built yet; leave it out");
 }
 
 std::string folder_of_executable() {
@@ -168,7 +168,7 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   text("--load-format", flags.load_format, "auto|dummy", "dummy: weights made up from --seed; needs config.json alone");
   text("--force-sm", flags.force_sm, "N", "kernels of another GPU generation; not built yet");
   text("--seed", flags.seed, "N", "seed of sampling and of dummy weights; default 0: a run repeats itself");
-  text("--trace", flags.trace, "FILE.json", "time line of a run; not built yet");
+  text("--trace", flags.trace, "FILE.json", "writes what ran when to a trace for ui.perfetto.dev");
   app.add_flag("--dry-run", flags.dry_run, "print the memory plan and stop")->group("Model and machine");
   app.add_flag("--json", flags.json, "print one JSON object instead of text")->group("Output");
   app.add_flag("-v,--verbose", flags.verbose, "say more on standard error")->group("Output");
@@ -186,6 +186,7 @@ EngineOptions Settings::engine_options() const {
   options.shard = shard;
   options.cache.slots = expert_slots;
   options.arithmetic = arithmetic;
+  if (trace) options.trace_events = kTraceEvents / tp;
   return options;
 }
 
@@ -209,6 +210,7 @@ Settings settings_of(const SharedFlags& flags) {
   settings.threads = flags.threads.empty()
                          ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
                          : static_cast<int>(parse_integer("--threads", flags.threads, 1, kThreadsMax));
+  if (!flags.trace.empty()) check_output_path("--trace", settings.trace.emplace(flags.trace));
   settings.is_bundled_demo = flags.model.empty();
   settings.model_dir = settings.is_bundled_demo ? bundled_demo() : flags.model;
   check_model(settings.model_dir, settings.dummy_weights);

@@ -48,6 +48,7 @@ struct Settings {
   ShardForm shard = ShardForm::expert;
   int64_t expert_slots = 0;                      // of each rank's cache; 0: no cache
   std::optional<int64_t> ram_budget_bytes = {};  // nothing: what the system has
+  std::optional<std::string> trace = {};         // the file of a time line
   Arithmetic arithmetic;
 
   EngineOptions engine_options() const;

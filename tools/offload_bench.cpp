@@ -8,6 +8,7 @@
 #include "run_report.h"
 #include "terminal.h"
 #include "tools/commit.h"
+#include "trace_file.h"
 
 namespace offload::tools {
 namespace {
@@ -82,7 +83,8 @@ int finish_report(BenchReport& report, const BenchFlags& flags, const Settings& 
 }
 
 int run_ops(const BenchFlags& flags, const std::string& command) {
-  if (!flags.arms.empty() || flags.profile) throw_error(ErrorCode::usage, "--arms and --profile are for models");
+  if (!flags.arms.empty() || flags.profile || !flags.shared.trace.empty())
+    throw_error(ErrorCode::usage, "--arms, --profile and --trace are for models");
   const int64_t repeat = parse_integer("--repeat", flags.repeat.empty() ? "5" : flags.repeat, 1, kRepeatMax);
   const std::vector<BenchCase> cases = chosen_cases({flags.op, flags.name_glob});
   const Settings settings = settings_of(flags.shared);
@@ -123,7 +125,17 @@ int profile_model(const BenchFlags& flags, const std::vector<Settings>& arms, co
   return 0;
 }
 
+int trace_model(const std::vector<Settings>& arms, const ModelBenchOptions& options) {
+  TraceFile file(kProgram, arms.front().trace);
+  ModelBench bench({arms.front()}, options);
+  file.write(bench.trace().trace());
+  say(kProgram, fmt::format("wrote {}; for attribution, not a speed", printable(*arms.front().trace, 4096)));
+  return 0;
+}
+
 int run_model(const BenchFlags& flags, const std::string& command) {
+  if (flags.profile && !flags.shared.trace.empty())
+    throw_error(ErrorCode::usage, "--profile and --trace exclude one another; give one");
   if (flags.shared.dry_run)
     throw_error(ErrorCode::usage, "--dry-run belongs to offload-run, which prints the same plan");
   const ModelBenchOptions options{
@@ -135,6 +147,7 @@ int run_model(const BenchFlags& flags, const std::string& command) {
   if (arms.front().is_bundled_demo)
     say(kProgram, fmt::format("no --model given; using the bundled demo {}", printable(arms.front().model_dir, 4096)));
   if (flags.profile) return profile_model(flags, arms, options);
+  if (arms.front().trace) return trace_model(arms, options);
   ModelBench bench(arms, options);
   BenchReport report = start_report("model", flags, arms.front(), command);
   ModelBenchResult result = bench.run();

@@ -14,6 +14,7 @@
 #include "prompt.h"
 #include "run_report.h"
 #include "terminal.h"
+#include "trace_file.h"
 
 namespace offload::tools {
 namespace {
@@ -161,6 +162,7 @@ int answer_once(const Settings& settings, const RunFlags& flags, const TextModel
                 const GenerationOptions& options, int64_t vocab) {
   std::optional<LogitsFile> logits_file;
   if (flags.logits_out) logits_file.emplace(*flags.logits_out, vocab);
+  TraceFile trace(kProgram, settings.trace);
   const LoadedEngine loaded = load_engine(settings, false);
   if (flags.shared.verbose) write_error(plan_table(settings, *loaded.engine));
   Session session(*loaded.engine);
@@ -178,6 +180,7 @@ int answer_once(const Settings& settings, const RunFlags& flags, const TextModel
   printer.finish();
   if (flags.shared.json) write_output(json_text(run_json(report, settings, *loaded.engine)));
   say(kProgram, run_summary(report.result));
+  trace.write(loaded.engine->trace());
   if (report.result.finish_reason == FinishReason::interrupted) return exit_code(ErrorCode::interrupted);
   if (logits_file) logits_file->finish();
   return 0;
@@ -194,10 +197,17 @@ int chat_on_terminal(const Settings& settings, const RunFlags& flags, const Text
   Conversation probe = conversation;  // a model that cannot chat is refused before it is loaded
   add_message(probe, "user", "?");
   static_cast<void>(model.encode(probe));
+  TraceFile trace(kProgram, settings.trace);
   const LoadedEngine loaded = load_engine(settings, false);
   if (flags.shared.verbose) write_error(plan_table(settings, *loaded.engine));
   Session session(*loaded.engine);
-  chat(kProgram, session, model, std::move(conversation), {options, flags.shared.verbose});
+  try {
+    chat(kProgram, session, model, std::move(conversation), {options, flags.shared.verbose});
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::interrupted) trace.write(loaded.engine->trace());
+    throw;
+  }
+  trace.write(loaded.engine->trace());
   return 0;
 }
 
