@@ -7,6 +7,7 @@
 
 #include "child_process.h"
 #include "core/json.h"
+#include "offload/routing_trace.h"
 #include "trace_checks.h"
 
 using namespace offload;
@@ -166,12 +167,36 @@ TEST_CASE("a_trace_is_a_run_of_its_own_and_prints_no_speed") {
   CHECK(steps == 3);  // not those of the warm-up
 }
 
+TEST_CASE("recorded_routing_has_every_step_and_offload_plan_replays_it") {
+  const ReportFile file("");
+  const Json json = run_json({"--trace-routing", file.path(), "--prompt-tokens", "40", "--chunk", "16",
+                              "--decode-tokens", "3", "--repeat", "1", "--warmup", "0", "--threads", "1", "--json"});
+  CHECK(json.at("rows").size() == 4);
+  const RoutingTrace trace = read_trace(file.path());
+  CHECK(trace.shape() == RoutingShape{8, 32, 4});
+  REQUIRE(trace.steps() == 6);
+  const int64_t rows[] = {16, 16, 8, 1, 1, 1};
+  for (int64_t s = 0; s < 6; ++s) {
+    CHECK(trace.rows(s) == rows[s]);
+    CHECK(trace.phase(s) == (s < 2 ? Phase::prefill : Phase::decode));  // up to 8 rows are computed as decode is
+  }
+  const Run planned = run_program(OFFLOAD_PLAN, {"--machine", OFFLOAD_SOURCE_DIR "/configs/machines/rtx2080ti_x4.json",
+                                                 "--model-config", OFFLOAD_SOURCE_DIR "/models/demo-qwen4-exp",
+                                                 "--replay", file.path(), "--tp", "1", "--prompt-tokens", "64"});
+  CAPTURE(planned.err);
+  CHECK(planned.exit_code == 0);
+  CHECK(planned.out.find("next lever") != std::string::npos);
+}
+
 TEST_CASE("bad_flags_are_refused_by_name_before_anything_is_measured") {
   refuses({"ops", "--op", "no_such_op"}, "no_such_op");
   refuses({"ops", "--op", "no_such_op"}, "swiglu_experts");
   refuses({"ops", "--repeat", "0"}, "--repeat is \"0\"");
   refuses({"ops", "--profile"}, "--profile");
   refuses({"ops", "--trace", "t.json"}, "--trace");
+  refuses({"ops", "--trace-routing", "t"}, "--trace-routing");
+  refuses({"--profile", "--trace-routing", "t"}, "--trace-routing");
+  refuses({"--trace-routing", "/nonexistent/t"}, "--trace-routing /nonexistent/t: No such file");
   refuses({"--profile", "--trace", "t.json"}, "--trace");
   refuses({"--trace", "/nonexistent/t.json"}, "--trace /nonexistent/t.json");
   refuses({"ops", "--threads", "none"}, "--threads");

@@ -14,6 +14,7 @@
 #include "cpu/thread_collective.h"
 #include "golden.h"
 #include "offload/engine.h"
+#include "offload/policy_replay.h"
 #include "trace_checks.h"
 
 using namespace offload;
@@ -187,6 +188,37 @@ TEST_CASE("a_trace_changes_no_bit_and_none_is_kept_without_being_asked_for") {
   CHECK(traced.engine().trace()[0]->events() == 0);
   CHECK(traced.run() == expected);
   CHECK(counts(traced.document())["rank 0/host"]["step"] == Rig::kSteps);
+}
+
+TEST_CASE("recorded_routing_replays_to_the_hits_and_misses_of_the_run") {
+  for (const TracedRun& run : {TracedRun{.slots = 6}, TracedRun{.slots = 60}, TracedRun{.ranks = 2, .slots = 20},
+                               TracedRun{.ranks = 2, .shard = ShardForm::slice, .slots = 20}}) {
+    CAPTURE(run.ranks);
+    CAPTURE(run.slots);
+    Rig rig(run);
+    Engine& engine = rig.engine();
+    CHECK(engine.routing_shape() == RoutingShape{kLayers, 32, 4});
+    RoutingRecorder recorder(engine.routing_shape(), Rig::kSteps, engine.chunk(), 20 + kDecoded);
+    engine.record_routing(&recorder);
+    rig.run();
+    engine.record_routing(nullptr);
+    CHECK_FALSE(recorder.full());
+    const RoutingTrace trace = parse_trace(serialize_trace(recorder.trace()), "t");
+    REQUIRE(trace.steps() == Rig::kSteps);
+    for (int r = 0; r < run.ranks; ++r) {
+      const ExpertPolicy& used = *engine.rank(r).executor().policy();
+      ExpertPolicy fresh(used.options());
+      const Replay replayed = replay(fresh, trace, 0, trace.steps());
+      for (const auto& [phase, counts] :
+           {std::pair(Phase::prefill, replayed.prefill.counts), std::pair(Phase::decode, replayed.decode.counts)}) {
+        CHECK(counts.hits == used.counts(phase).hits);
+        CHECK(counts.misses == used.counts(phase).misses);
+        CHECK(counts.copies_lookahead == used.counts(phase).copies_lookahead);
+      }
+      CHECK(replayed.copies() * engine.residency().local_shape().block_bytes() ==
+            engine.rank(r).executor().copied_bytes());
+    }
+  }
 }
 
 TEST_CASE("a_run_that_fails_leaves_a_trace_of_what_ended") {

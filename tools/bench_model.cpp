@@ -4,7 +4,6 @@
 #include <chrono>
 
 #include "core/models/registry.h"
-#include "offload/engine.h"
 #include "run_report.h"
 #include "terminal.h"
 
@@ -172,6 +171,24 @@ ModelBenchResult ModelBench::run() {
   result.rows = std::move(prefill);
   if (options_.decode_tokens > 0) result.rows.insert(result.rows.end(), decode.begin(), decode.end());
   return result;
+}
+
+RoutingTrace ModelBench::record_routing() {
+  Runner& runner = *runners_.front();
+  const RoutingShape shape = runner.engine().routing_shape();
+  const int64_t chunk = runner.engine().chunk(), rows = options_.prompt_tokens + options_.decode_tokens;
+  const int64_t rows_max = std::min(kTraceIdsMax / (shape.layers * shape.top_k), kTraceRowsMax);
+  if (rows > rows_max)
+    throw_error(ErrorCode::usage,
+                "--trace-routing holds at most {} tokens of this model; --prompt-tokens and "
+                "--decode-tokens ask for {}",
+                rows_max, rows);
+  RoutingRecorder recorder(shape, (options_.prompt_tokens + chunk - 1) / chunk + options_.decode_tokens, chunk, rows);
+  runner.engine().record_routing(&recorder);
+  runner.run();
+  runner.engine().record_routing(nullptr);
+  OFL_ASSERT(!recorder.full());
+  return recorder.trace();
 }
 
 Engine& ModelBench::trace() {

@@ -20,6 +20,7 @@ struct BenchFlags {
   SharedFlags shared;
   std::string prompt_tokens = "512", decode_tokens = "32", repeat, warmup = "1", arms, commit;
   std::vector<std::string> compare;
+  std::optional<std::string> trace_routing;
   bool profile = false;
   bool runs_ops = false;
   std::string op, name_glob;
@@ -36,6 +37,8 @@ void add_flags(CLI::App& app, BenchFlags& flags) {
   text(app, "--arms", flags.arms, "A,B,A", "arms to run in turn; the first is measured again last; default: --arm");
   text(app, "--commit", flags.commit, "HASH", "reported as the commit; default: the one this was built from");
   app.add_flag("--profile", flags.profile, "time per op, in a run of its own; not for quoting");
+  add_text_option(app, "--trace-routing", flags.trace_routing, "FILE",
+                  "records which experts one run of the first arm chose, for offload-plan --replay");
   app.add_option("--compare", flags.compare, "two outputs of --json; runs nothing")
       ->type_name("A.json B.json")
       ->expected(2);
@@ -83,8 +86,8 @@ int finish_report(BenchReport& report, const BenchFlags& flags, const Settings& 
 }
 
 int run_ops(const BenchFlags& flags, const std::string& command) {
-  if (!flags.arms.empty() || flags.profile || !flags.shared.trace.empty())
-    throw_error(ErrorCode::usage, "--arms, --profile and --trace are for models");
+  if (!flags.arms.empty() || flags.profile || !flags.shared.trace.empty() || flags.trace_routing)
+    throw_error(ErrorCode::usage, "--arms, --profile, --trace and --trace-routing are for models");
   const int64_t repeat = parse_integer("--repeat", flags.repeat.empty() ? "5" : flags.repeat, 1, kRepeatMax);
   const std::vector<BenchCase> cases = chosen_cases({flags.op, flags.name_glob});
   const Settings settings = settings_of(flags.shared);
@@ -134,8 +137,8 @@ int trace_model(const std::vector<Settings>& arms, const ModelBenchOptions& opti
 }
 
 int run_model(const BenchFlags& flags, const std::string& command) {
-  if (flags.profile && !flags.shared.trace.empty())
-    throw_error(ErrorCode::usage, "--profile and --trace exclude one another; give one");
+  if (flags.profile + !flags.shared.trace.empty() + flags.trace_routing.has_value() > 1)
+    throw_error(ErrorCode::usage, "--profile, --trace and --trace-routing exclude one another; give one");
   if (flags.shared.dry_run)
     throw_error(ErrorCode::usage, "--dry-run belongs to offload-run, which prints the same plan");
   const ModelBenchOptions options{
@@ -148,7 +151,13 @@ int run_model(const BenchFlags& flags, const std::string& command) {
     say(kProgram, fmt::format("no --model given; using the bundled demo {}", printable(arms.front().model_dir, 4096)));
   if (flags.profile) return profile_model(flags, arms, options);
   if (arms.front().trace) return trace_model(arms, options);
+  std::optional<OutputFile> routing;
+  if (flags.trace_routing) routing.emplace("--trace-routing", *flags.trace_routing);
   ModelBench bench(arms, options);
+  if (routing) {
+    routing->write(serialize_trace(bench.record_routing()));
+    routing->finish();
+  }
   BenchReport report = start_report("model", flags, arms.front(), command);
   ModelBenchResult result = bench.run();
   report.rows = std::move(result.rows);

@@ -142,6 +142,10 @@ int64_t Engine::expert_bytes() const {
   return bytes;
 }
 
+RoutingShape Engine::routing_shape() const {
+  return {residency_->layers(), residency_->shape().experts, spec_.layers.front().moe.top_k};
+}
+
 std::vector<const TraceBuffer*> Engine::trace() {
   if (traces_.empty()) return {};
   run_ranks([&](int rank) { ranks_[static_cast<size_t>(rank)]->drain_copies(); });

@@ -93,6 +93,9 @@ class Engine {
   const Residency& residency() const { return *residency_; }
   // Of routed experts computed so far on all ranks: each run of one expert counts its weights once.
   int64_t expert_bytes() const;
+  RoutingShape routing_shape() const;
+  // Each step's routing goes to `recorder` from now on; null: no longer. The recorder outlives its use.
+  void record_routing(RoutingRecorder* recorder) { ranks_.front()->record_routing(recorder); }
   // What ran since the load or the last clear_trace(), one buffer per rank; none without trace_events. Waits for the
   // copies under way.
   std::vector<const TraceBuffer*> trace();

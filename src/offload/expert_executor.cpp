@@ -61,6 +61,7 @@ void ExpertExecutor::run(const RoutedExperts& step) {
   group_by_expert(step.ids.dim(1));
   backend_.upload(present_, step.present);
   wait.reset();
+  if (recorder_ != nullptr) recorder_->record(step.layer, phase_, ids_);
   if (cache_ != nullptr)
     run_from_cache(step);
   else

@@ -40,6 +40,8 @@ class ExpertExecutor final : public ExpertRunner {
 
   // Null: nothing is recorded. The trace outlives the executor.
   void set_trace(RankTrace* trace) { trace_ = trace; }
+  // Null: no routing is recorded. The recorder outlives its use.
+  void set_recorder(RoutingRecorder* recorder) { recorder_ = recorder; }
 
   // A step of `rows` rows begins; says which rules the policy goes by.
   void begin_step(int64_t rows) { phase_ = rows <= kCanonicalRowsMax ? Phase::decode : Phase::prefill; }
@@ -90,6 +92,7 @@ class ExpertExecutor final : public ExpertRunner {
   int64_t runs_done_ = 0, copies_ = 0;
   uint64_t routing_hash_ = 0;
   RankTrace* trace_ = nullptr;
+  RoutingRecorder* recorder_ = nullptr;
 };
 
 }  // namespace offload

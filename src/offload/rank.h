@@ -75,6 +75,8 @@ class RankContext {
   void logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out);
   Range vocab() const { return model_->vocab(); }
 
+  void record_routing(RoutingRecorder* recorder) { executor_.set_recorder(recorder); }
+
   // Waits for the copies under way. Their failure is thrown by the next step that uses their lane.
   void drain_copies() noexcept;
 
