@@ -8,8 +8,14 @@
 namespace offload {
 namespace {
 
+// How experts and tables are read, one after the other, so that one staging serves both.
+DirectReaderOptions reader_options(const EngineOptions& options) {
+  DirectReaderOptions reader{.threads = options.load_threads};
+  return reader;
+}
+
 ResidencyLoadOptions expert_load_options(const EngineOptions& options) {
-  return {.threads = options.load_threads};
+  return {.threads = options.load_threads, .reader = reader_options(options)};
 }
 
 // Refuses a world that the model cannot be split over, naming those that it can.
@@ -125,7 +131,7 @@ void Engine::load(const EngineOptions& options) {
   };
   std::vector<HostTable*> tables;
   for (const auto& table : tables_) {
-    table->load(progress);
+    table->load(reader_options(options), progress);
     tables.push_back(table.get());
   }
   for (const auto& rank : ranks_) rank->load(tables, progress);
