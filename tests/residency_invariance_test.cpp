@@ -1,14 +1,20 @@
 // Where an expert's bytes are and when they move changes no bit: slots, policy, look-ahead, shard form and ranks.
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <set>
 
 #include "cpu/cpu_backend.h"
 #include "cpu/cpu_ops.h"
 #include "cpu/thread_collective.h"
 #include "golden.h"
 #include "offload/engine.h"
+#include "stored_model.h"
 
 using namespace offload;
 
@@ -20,6 +26,7 @@ struct World {
   ExpertCacheOptions cache = {};
   Arithmetic arithmetic{DType::bf16, Rounding::fused};
   int64_t chunk = 64;
+  std::function<void(EngineOptions&)> edit = {};
 };
 
 // An engine on the demo over ranks that are threads.
@@ -36,6 +43,7 @@ class Rig {
     options.shard = world.shard;
     options.cache = world.cache;
     options.arithmetic = world.arithmetic;
+    if (world.edit) world.edit(options);
     std::vector<Backend*> backends;
     std::vector<Collective*> ends;
     for (int rank = 0; rank < world.ranks; ++rank) {
@@ -221,5 +229,78 @@ TEST_CASE("worlds_that_the_model_cannot_be_split_over_are_refused_with_those_tha
     CHECK(error.code() == ErrorCode::usage);
     for (const char* part : {"--tp 3", "4 query heads", "1, 2, 4"})
       CHECK(error.message().find(part) != std::string::npos);
+  }
+}
+
+namespace {
+
+// What a process holds that a failed load could leave behind.
+int64_t entries_of(const char* folder) {
+  namespace fs = std::filesystem;
+  return std::distance(fs::directory_iterator(folder), fs::directory_iterator());
+}
+int64_t mapped_bytes() {
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
+
+TEST_CASE("a_read_that_fails_ends_the_load_with_one_line_that_names_the_file_and_leaves_nothing") {
+  // Headers, hash constants, dense weights, the table and the experts, of the first four layers: both mixers and the
+  // n-gram embedding.
+  StoredModel model = StoredModel::demo();
+  model.config["num_hidden_layers"] = 4;
+  Json& mixers = model.config["layer_types"];
+  mixers.erase(mixers.begin() + 4, mixers.end());
+  std::erase_if(model.tensors, [](const auto& tensor) {
+    for (const char* layer : {"layers.4.", "layers.5.", "layers.6.", "layers.7."})
+      if (tensor.first.find(layer) != std::string::npos) return true;
+    return false;
+  });
+  const TemporaryFolder folder;
+  model.write(folder, 3);
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    std::set<std::string> kinds;
+    int64_t files = 0, threads = 0, bytes = 0;
+    int failures = 0;
+    // Two ranks read their columns of a matrix row by row, in thousands of reads: there every seventh, after a while.
+    for (int nth = 1;; nth += ranks == 1 || nth < 100 ? 1 : 7) {
+      std::atomic<int> reads = 0;
+      const auto edit = [&](EngineOptions& options) {
+        options.model_dir = folder.path();
+        options.load_threads = 2;
+        options.read_fault = [&] { return ++reads == nth ? EIO : 0; };
+      };
+      try {
+        Rig rig({.ranks = ranks, .cache = {.slots = 6}, .edit = edit});
+        CHECK(reads < nth);  // the whole load passed
+        const std::vector<int32_t> prompt{1, 2, 3};
+        Sequence sequence = rig.engine().new_sequence();
+        rig.engine().feed(sequence, prompt, Engine::LogitRows::none, {});
+        break;
+      } catch (const Error& error) {
+        ++failures;
+        CAPTURE(error.message());
+        CHECK(error.code() == ErrorCode::input);
+        CHECK(error.message().find("model") != std::string::npos);
+        CHECK(error.message().find("Input/output error") != std::string::npos);
+        CHECK(error.message().find('\n') == std::string::npos);
+        for (const char* kind : {"experts", "ngram_embedding.shard", "layer_multipliers", "embed_tokens", "lm_head",
+                                 "self_attn", "index.json: "})
+          if (error.message().find(kind) != std::string::npos) kinds.insert(kind);
+      }
+      if (nth == 10)
+        files = entries_of("/proc/self/fd"), threads = entries_of("/proc/self/task"), bytes = mapped_bytes();
+      REQUIRE(nth < 5000);
+    }
+    CHECK(kinds.size() == 7);
+    CHECK(failures > 100);
+    CHECK(entries_of("/proc/self/fd") == files);
+    CHECK(entries_of("/proc/self/task") == threads);
+    CHECK(mapped_bytes() - bytes < 64 << 20);  // one load takes 7 MiB and more
+    MESSAGE("failed reads with " << ranks << " ranks: " << failures);
   }
 }

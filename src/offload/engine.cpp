@@ -11,6 +11,7 @@ namespace {
 // How experts and tables are read, one after the other, so that one staging serves both.
 DirectReaderOptions reader_options(const EngineOptions& options) {
   DirectReaderOptions reader{.threads = options.load_threads};
+  if (options.read_fault) reader.fault = [fault = options.read_fault](int64_t) { return fault(); };
   return reader;
 }
 
@@ -58,7 +59,7 @@ void Engine::open(const EngineOptions& options) {
     source_ = dummy_source(options.seed);
     return;
   }
-  checkpoint_ = Checkpoint::open(options.model_dir);
+  checkpoint_ = Checkpoint::open(options.model_dir, options.read_fault);
   for (const std::string& warning : checkpoint_->warnings()) warnings_.push_back(warning);
   tensors_.emplace(checkpoint_->tensors(), checkpoint_->path());
   source_ = checkpoint_source(*checkpoint_, *tensors_);

@@ -46,6 +46,8 @@ struct EngineOptions {
   Arithmetic arithmetic;
   // Events of each rank that trace() keeps; 0: nothing is recorded.
   int64_t trace_events = 0;
+  // For tests: see ReadFault.
+  ReadFault read_fault = {};
   // Told the bytes loaded so far and in all. May throw Error{interrupted} to stop the load.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
