@@ -27,6 +27,44 @@ struct World {
   Arithmetic arithmetic{DType::bf16, Rounding::fused};
   int64_t chunk = 64;
   std::function<void(EngineOptions&)> edit = {};
+  int tampered_rank = -1, tampered_selection = 1;
+};
+
+// Computes as CpuOps does, but for one block of the `nth` selection (1, 2, ...) that leaves out other blocks.
+class TamperingOps final : public Ops {
+ public:
+  explicit TamperingOps(int nth) : until_(nth) {}
+
+ private:
+#define OFL_FORWARD_OP(Args, name)                         \
+  void execute(const Args& args) override {                \
+    inner_.set_scratch(scratch());                         \
+    inner_(args);                                          \
+    tamper(args);                                          \
+  }                                                        \
+  int64_t scratch_bytes(const Args& args) const override { \
+    inner_.set_planning(true);                             \
+    inner_(args);                                          \
+    inner_.set_planning(false);                            \
+    return inner_.scratch_peak_bytes();                    \
+  }
+  OFL_FOR_EACH_OP(OFL_FORWARD_OP)
+#undef OFL_FORWARD_OP
+  template <typename Args>
+  void tamper(const Args&) {}
+  // The first block behind a gap moves into it, in the last row.
+  void tamper(const BlockTopkArgs& args) {
+    const int64_t row = args.blocks.dim(0) - 1;
+    int32_t* blocks = args.blocks.as<int32_t>() + row * args.blocks.dim(1);
+    for (int32_t i = 0; i < args.counts.as<int32_t>()[row]; ++i) {
+      if (blocks[i] == i) continue;
+      if (--until_ == 0) --blocks[i];
+      return;
+    }
+  }
+
+  mutable cpu::CpuOps inner_{cpu::CpuOpsOptions{.threads = 1}};
+  int until_;
 };
 
 // An engine on the demo over ranks that are threads.
@@ -47,8 +85,9 @@ class Rig {
     std::vector<Backend*> backends;
     std::vector<Collective*> ends;
     for (int rank = 0; rank < world.ranks; ++rank) {
-      backends_.push_back(
-          std::make_unique<cpu::CpuBackend>(std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = 1})));
+      std::unique_ptr<Ops> ops = std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = 1});
+      if (rank == world.tampered_rank) ops = std::make_unique<TamperingOps>(world.tampered_selection);
+      backends_.push_back(std::make_unique<cpu::CpuBackend>(std::move(ops)));
       backends.push_back(backends_.back().get());
       if (before_load) before_load(*backends_.back(), rank);
       if (world.ranks > 1) {
@@ -230,6 +269,32 @@ TEST_CASE("worlds_that_the_model_cannot_be_split_over_are_refused_with_those_tha
     for (const char* part : {"--tp 3", "4 query heads", "1, 2, 4"})
       CHECK(error.message().find(part) != std::string::npos);
   }
+}
+
+TEST_CASE("ranks_select_the_same_blocks_and_one_that_selects_another_is_found_where_ranks_are_verified") {
+  const Golden golden;
+  const GoldenPrompt& prompt = long_chinese(golden);
+  const auto verify = [](EngineOptions& options) { options.verify_ranks = true; };
+  for (const int ranks : {2, 4}) {
+    CAPTURE(ranks);
+    const std::vector<float> expected = Rig({.ranks = ranks}).run(prompt, kChain);
+    CHECK(Rig({.ranks = ranks, .edit = verify}).run(prompt, kChain) == expected);
+    for (const int selection : {1, 2, 9}) {
+      const World tampered{.ranks = ranks, .tampered_rank = ranks - 1, .tampered_selection = selection};
+      // Every rank adds up the same wrong sum and routes alike: nothing else would notice.
+      CHECK(Rig(tampered).run(prompt, kChain) != expected);
+      World verified = tampered;
+      verified.edit = verify;
+      try {
+        Rig(verified).run(prompt, kChain);
+        FAIL("no error");
+      } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::internal);
+        CHECK(error.message().find("selected different blocks") != std::string::npos);
+      }
+    }
+  }
+  CHECK(Rig({.edit = verify}).run(prompt, 2) == Rig({}).run(prompt, 2));  // one rank has nobody to agree with
 }
 
 namespace {

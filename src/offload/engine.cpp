@@ -82,6 +82,7 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
                            .context = context_,
                            .chunk = chunk_,
                            .cache = options.cache,
+                           .verify = options.verify_ranks,
                            .trace = traces_.empty() ? nullptr : traces_[static_cast<size_t>(r)].get()};
     Collective* collective = world == 1 ? nullptr : devices.collectives[static_cast<size_t>(r)];
     ranks_.push_back(std::make_unique<RankContext>(spec_, rank, *devices.backends[static_cast<size_t>(r)], collective,

@@ -46,6 +46,9 @@ struct EngineOptions {
   Arithmetic arithmetic;
   // Events of each rank that trace() keeps; 0: nothing is recorded.
   int64_t trace_events = 0;
+  // Compares after every step what attention selected on each rank, too: the host then waits for the device at each
+  // layer that selects. For tests, and for a build or a machine in doubt.
+  bool verify_ranks = false;
   // For tests: see ReadFault.
   ReadFault read_fault = {};
   // Told the bytes loaded so far and in all. May throw Error{interrupted} to stop the load.

@@ -17,6 +17,7 @@ RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Back
       layout_(options.context, options.arithmetic.activations) {
   if (options_.trace != nullptr && collective_ != nullptr)
     collective_ = &traced_collective_.emplace(*collective_, backend_, *options_.trace);
+  if (options_.verify && collective_ != nullptr) selections_.emplace(backend_, options_.trace);
   executor_.set_trace(options_.trace);
   Arena weights, workspace;
   WeightLoader loader(source_, backend_, weights);
@@ -65,7 +66,8 @@ Step RankContext::step_of(SequenceState& sequence, std::span<const int32_t> toke
           .collective = collective_,
           .arithmetic = options_.arithmetic,
           .tokens = tokens,
-          .first = first};
+          .first = first,
+          .selections = selections_ ? &*selections_ : nullptr};
 }
 
 // Runs the forward pass in planning mode for the step sizes whose needs differ: each canonical row count and the chunk,
@@ -102,6 +104,9 @@ void RankContext::forward(SequenceState& sequence, std::span<const int32_t> toke
   }
   if (collective_ != nullptr && !collective_->all_equal(executor_.routing_hash()))
     throw_error(ErrorCode::internal, "the ranks routed a step differently; this is a bug of the build or the hardware");
+  if (selections_ && !collective_->all_equal(selections_->value()))
+    throw_error(ErrorCode::internal,
+                "the ranks selected different blocks in a step; this is a bug of the build or the hardware");
 }
 
 // After a step that was cut short: what it has on the copy lane must not write into the next one's workspace.

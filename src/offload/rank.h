@@ -19,6 +19,7 @@
 #include "offload/host_table.h"
 #include "offload/rank_trace.h"
 #include "offload/residency.h"
+#include "offload/selection_hash.h"
 
 namespace offload {
 
@@ -28,6 +29,7 @@ struct RankOptions {
   int64_t context = 0;
   int64_t chunk = 0;
   ExpertCacheOptions cache;
+  bool verify = false;         // compares selections across ranks
   RankTrace* trace = nullptr;  // null: nothing is recorded; outlives the rank
 };
 
@@ -67,7 +69,8 @@ class RankContext {
   const ExpertExecutor& executor() const { return executor_; }
 
   // Advances `sequence` by `tokens`; logits() may be asked for until the next forward(). Throws Error{internal} when
-  // the ranks were not routed alike, Aborted when another rank failed.
+  // the ranks were not routed alike or, with RankOptions::verify, selected other blocks; Aborted when another rank
+  // failed.
   void forward(SequenceState& sequence, std::span<const int32_t> tokens, const Model::LayerTap& tap);
 
   // For rows [begin, begin + count) of the last forward: out[r * stride + v] for v in vocab(). REQUIRES: count <=
@@ -90,6 +93,7 @@ class RankContext {
   Collective* collective_;
   const WeightSource& source_;
   std::optional<TracedCollective> traced_collective_;
+  std::optional<SelectionHash> selections_;
   ExpertExecutor executor_;
   StateLayout layout_;
   RankMemory memory_;
