@@ -241,3 +241,26 @@ TEST_CASE("a_comparison_says_what_got_faster_and_what_changed_bits") {
   CHECK(result.out.find("only in " + b.path()) != std::string::npos);
 }
 
+TEST_CASE("a_comparison_repeats_which_report_is_not_to_be_quoted") {
+  const std::string row = R"({"name": "x", "median_s": 3, "hash": "1"})";
+  const auto with = [&](std::string_view quotable) {
+    return fmt::format(R"({{"kind": "ops", "rows": [{}]{}}})", row, quotable);
+  };
+  const ReportFile good(with(R"(, "quotable": true)")), bad(with(R"(, "quotable": false)")), silent(with(""));
+  const auto warnings = [&](const ReportFile& a, const ReportFile& b) {
+    const Run result = run({"--compare", a.path(), b.path()});
+    CHECK(result.exit_code == 0);
+    std::string found;
+    for (const ReportFile* file : {&a, &b})
+      if (result.out.find("NOT TO BE QUOTED: " + file->path()) != std::string::npos) found += file == &a ? "a" : "b";
+    return found;
+  };
+  CHECK(warnings(good, silent).empty());
+  CHECK(warnings(bad, good) == "a");
+  CHECK(warnings(good, bad) == "b");
+  const Json compared = run_json({"--compare", good.path(), bad.path(), "--json"});
+  CHECK(compared.at("quotable") == Json::array({true, false}));
+  CHECK(run_json({"--compare", good.path(), silent.path(), "--json"}).at("quotable") == Json::array({true, nullptr}));
+  const ReportFile wrong(with(R"(, "quotable": "no")"));
+  refuses({"--compare", good.path(), wrong.path()}, "quotable", 1);
+}
