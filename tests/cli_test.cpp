@@ -524,6 +524,21 @@ TEST_CASE("trace_writes_lanes_of_each_rank_whose_copies_add_up_to_the_bytes_of_t
   check_lanes(parse_json(read_text_file(folder.path("u.json"), 1 << 28), "u.json"));
 }
 
+TEST_CASE("an_interrupted_prompt_says_after_how_long") {
+  std::string ids = "1";
+  for (int i = 0; i < 6000; ++i) ids += ",1";
+  Child reading(kProgram, one_thread({"--prompt-ids", ids, "--json"}));
+  REQUIRE(reading.wait_for_error("loaded "));
+  reading.interrupt();
+  reading.finish();
+  CHECK(reading.exit_code == 130);
+  CHECK(contains(reading.err, "6001 prompt tokens, interrupted after 0."));
+  CHECK(!contains(reading.err, "tok/s"));
+  const Json json = parse_json(reading.out, "stdout");
+  CHECK(json["timings"]["prefill_s"].get<double>() > 0);
+  CHECK(json["timings"]["prefill_tok_s"] == 0);
+}
+
 TEST_CASE("a_chat_on_a_terminal_keeps_its_history_and_ends_at_ctrl_d") {
   Child chat(kProgram, one_thread({"--greedy", "-v"}), Wiring::terminal);
   REQUIRE(chat.wait_for_output("> "));
