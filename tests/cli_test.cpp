@@ -524,6 +524,25 @@ TEST_CASE("trace_writes_lanes_of_each_rank_whose_copies_add_up_to_the_bytes_of_t
   check_lanes(parse_json(read_text_file(folder.path("u.json"), 1 << 28), "u.json"));
 }
 
+TEST_CASE("messages_never_show_the_names_of_a_library_or_a_signed_nan") {
+  const TemporaryFolder folder;
+  folder.link_demo();
+  for (const char* name : {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+                           "model.safetensors.index.json"}) {
+    fs::copy_file(kDemo + "/" + name, folder.path("kept"), fs::copy_options::overwrite_existing);
+    folder.write(name, R"({"a": 1e999})");
+    const Run refused = run({"--model", folder.path(), "-p", "hi"});
+    check_refused(refused, 1, {name, "1e999"});
+    CHECK(!contains(refused.err, "json.exception"));
+    fs::remove(folder.path(name));
+    fs::rename(folder.path("kept"), folder.path(name));
+  }
+  for (const char* flag : {"--temperature", "--top-p", "--min-p", "--repetition-penalty"}) {
+    const Run refused = run({"-p", "hi", std::string(flag) + "=-nan"});
+    check_refused(refused, 2, {fmt::format("{} is nan", flag)});
+  }
+}
+
 TEST_CASE("an_interrupted_prompt_says_after_how_long") {
   std::string ids = "1";
   for (int i = 0; i < 6000; ++i) ids += ",1";

@@ -100,11 +100,13 @@ TEST_CASE("a_tile_is_found_again_from_what_the_cost_model_says_of_it") {
 }
 
 TEST_CASE("a_measurement_that_gives_no_number_ends_the_probe_by_name") {
-  for (const double bad :
-       {0.0, -1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+  for (const double bad : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN(),
+                           -std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     ProbeFunctions functions = made_up();
     functions.dram_read_bytes_per_s = [&] { return bad; };
-    CHECK(contains(refusal([&] { probe_machine(functions, {}); }), "measuring memory reads gave"));
+    const std::string message = refusal([&] { probe_machine(functions, {}); });
+    CHECK(contains(message, "measuring memory reads gave"));
+    CHECK(!contains(message, "-nan"));
     functions = made_up();
     functions.gemm_seconds = [&](int64_t, int64_t, int64_t) { return bad; };
     CHECK(contains(refusal([&] { probe_machine(functions, {}); }), "measuring a large matrix product gave"));

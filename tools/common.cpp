@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "core/base.h"
+#include "core/json.h"
 #include "terminal.h"
 #include "trace_file.h"
 
@@ -272,7 +273,7 @@ int run_tool(std::string_view program, const std::function<int()>& body) {
   } catch (const std::bad_alloc&) {
     fail("out of host memory; use a smaller --context or --chunk");
   } catch (const std::exception& error) {
-    fail(printable(error.what(), 1000));
+    fail(printable(json_error_text(error.what()), 1000));
   }
   return 1;
 }
