@@ -167,6 +167,12 @@ TEST_CASE("a_trace_is_a_run_of_its_own_and_prints_no_speed") {
   CHECK(steps == 3);  // not those of the warm-up
 }
 
+TEST_CASE("version_names_the_program_and_its_commit") {
+  const Run version = run({"--version"});
+  CHECK(version.exit_code == 0);
+  CHECK(version.out.starts_with("offload-bench 0."));
+}
+
 TEST_CASE("recorded_routing_has_every_step_and_offload_plan_replays_it") {
   const ReportFile file("");
   const Json json = run_json({"--trace-routing", file.path(), "--prompt-tokens", "40", "--chunk", "16",

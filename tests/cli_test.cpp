@@ -524,6 +524,14 @@ TEST_CASE("trace_writes_lanes_of_each_rank_whose_copies_add_up_to_the_bytes_of_t
   check_lanes(parse_json(read_text_file(folder.path("u.json"), 1 << 28), "u.json"));
 }
 
+TEST_CASE("version_names_the_program_and_what_it_was_built_from") {
+  const Run version = run_program(kProgram, {"--version"});
+  CHECK(version.exit_code == 0);
+  CHECK(version.err.empty());
+  CHECK(version.out.starts_with("offload-run 0."));
+  CHECK(version.out.find('\n') == version.out.size() - 1);
+}
+
 TEST_CASE("messages_never_show_the_names_of_a_library_or_a_signed_nan") {
   const TemporaryFolder folder;
   folder.link_demo();

@@ -192,6 +192,7 @@ TEST_CASE("offload_plan_prints_a_plan_replays_traces_and_refuses_in_one_line") {
   CHECK(json["predicted"]["decode"]["tok_s"].get<double>() > 0);
   CHECK(parse_json(read_text_file(folder + "/trace.json", 1 << 28), "trace")["traceEvents"].size() > 100);
   CHECK(contains(run({"--prompt-tokens", "500"}).out, "next lever"));
+  CHECK(run_program(OFFLOAD_PLAN, {"--version"}, "").out.starts_with("offload-plan 0."));
 
   const auto refuses = [&](std::vector<std::string> more, int code, std::string_view part) {
     const auto result = run(std::move(more));

@@ -147,6 +147,7 @@ TEST_CASE("offload_probe_writes_a_file_that_offload_plan_takes") {
     CHECK(contains(result.err, part));
   };
   refused({"--threads", "0"}, 2, "--threads is \"0\"");
+  CHECK(run_program(OFFLOAD_PROBE, {"--version"}, "").out.starts_with("offload-probe 0."));
   refused({"--disk-file", "/nonexistent"}, 1, "/nonexistent: No such file");
   // Found before anything is measured.
   const fs::path link = machine.path() + "_link";

@@ -18,6 +18,7 @@
 #include "core/json.h"
 #include "terminal.h"
 #include "trace_file.h"
+#include "version.h"
 
 namespace offload::tools {
 namespace {
@@ -245,10 +246,14 @@ double parse_number(std::string_view flag, std::string_view text) {
 }
 
 bool parse_flags(CLI::App& app, int argc, char** argv) {
+  app.set_version_flag("--version", version_text(app.get_name()));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     write_output(app.help());
+    return false;
+  } catch (const CLI::CallForVersion& version) {
+    write_output(std::string(version.what()) + "\n");
     return false;
   } catch (const CLI::ParseError& error) {
     throw_error(ErrorCode::usage, "{}; --help lists the flags", printable(error.what(), 1000));

@@ -63,7 +63,7 @@ uint64_t parse_seed(std::string_view flag, std::string_view text);
 // `text` as a number, NaN and infinities included: their refusal belongs to who knows the range.
 double parse_number(std::string_view flag, std::string_view text);
 
-// Parses argv. Returns false after having printed the help that was asked for. Throws Error{usage}.
+// Parses argv. Returns false after having printed the help or version that was asked for. Throws Error{usage}.
 bool parse_flags(CLI::App& app, int argc, char** argv);
 
 // Runs a main's body and turns what it throws into one line on standard error and an exit code.

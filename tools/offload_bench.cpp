@@ -7,8 +7,8 @@
 #include "common.h"
 #include "run_report.h"
 #include "terminal.h"
-#include "tools/commit.h"
 #include "trace_file.h"
+#include "version.h"
 
 namespace offload::tools {
 namespace {
@@ -69,7 +69,7 @@ BenchReport start_report(std::string_view kind, const BenchFlags& flags, const S
   BenchReport report;
   report.kind = kind;
   report.command = command;
-  report.commit = flags.commit.empty() ? kBuiltCommit : flags.commit;
+  report.commit = flags.commit.empty() ? built_commit() : flags.commit;
   report.instruction_set = instruction_set(settings);
   report.threads = settings.threads;
   report.before = machine_state();
