@@ -566,6 +566,27 @@ TEST_CASE("an_interrupted_prompt_says_after_how_long") {
   CHECK(json["timings"]["prefill_tok_s"] == 0);
 }
 
+TEST_CASE("a_tokenizer_of_another_model_is_refused_before_the_load") {
+  const TemporaryFolder folder;
+  folder.link_demo();
+  folder.edit_json("tokenizer.json", [](Json& json) { json["model"]["merges"] = Json::array(); });
+  check_refused(run({"--model", folder.path(), "-p", "hi"}), 1, {"tokenizer.json", "model.merges is empty"});
+  folder.edit_json("tokenizer.json", [](Json& json) {
+    json["model"]["vocab"]["zzzz"] = 4096;
+    json["model"]["merges"].push_back({"z", "z"});
+    json["model"]["vocab"]["zz"] = 5000;
+  });
+  const Run refused = run({"--model", folder.path(), "-p", "hi"});
+  check_refused(refused, 1, {"tokenizer.json", "5000", "0..4095"});
+  CHECK(!contains(refused.err, "loading"));
+  // An added token beyond the rows costs only the prompts that use it.
+  folder.edit_json("tokenizer.json", [](Json& json) {
+    json["added_tokens"].push_back({{"id", 5000}, {"content", "<|far|>"}, {"special", true}});
+  });
+  CHECK(run({"--model", folder.path(), "-p", kQuestion, "--greedy"}).out == kAnswer + "\n");
+  check_refused(run({"--model", folder.path(), "--raw", "-p", "a<|far|>"}), 2, {"id 5000", "0..4095"});
+}
+
 TEST_CASE("a_chat_on_a_terminal_keeps_its_history_and_ends_at_ctrl_d") {
   Child chat(kProgram, one_thread({"--greedy", "-v"}), Wiring::terminal);
   REQUIRE(chat.wait_for_output("> "));

@@ -221,7 +221,7 @@ int run(const RunFlags& flags) {
 
   const ModelSpec spec = load_model_spec(settings.model_dir);
   const int64_t context = Engine::context_of(settings.engine_options(), spec);
-  const TextModel model = TextModel::load(settings.model_dir);
+  const TextModel model = TextModel::load(settings.model_dir, spec.vocab);
   const GenerationOptions options = generation_options(flags, model.defaults(), settings.seed);
   check_generation(options, model.tokenizer());
   const bool reads_stdin = asked == PromptSource::none && isatty(STDIN_FILENO) != 1;
