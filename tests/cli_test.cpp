@@ -524,6 +524,19 @@ TEST_CASE("trace_writes_lanes_of_each_rank_whose_copies_add_up_to_the_bytes_of_t
   check_lanes(parse_json(read_text_file(folder.path("u.json"), 1 << 28), "u.json"));
 }
 
+TEST_CASE("content_given_as_text_parts_reaches_the_model_and_other_parts_are_refused_by_name") {
+  const TemporaryFolder folder;
+  const auto ask = [&](const std::string& content) {
+    const std::string text = R"([{"role": "user", "content": )" + content + "}]";
+    return run({"--messages", folder.write("m.json", text), "--greedy"});
+  };
+  const std::string parts = R"([{"type": "text", "text": ")" + kQuestion + R"("}])";
+  CHECK(ask(parts).out == kAnswer + "\n");
+  check_refused(ask(R"([{"type": "image_url", "image_url": {"url": "x"}}])"), 2,
+                {"messages[0].content[0]", "image_url", "text"});
+  check_refused(ask(R"({"text": "hi"})"), 2, {"messages[0].content", "object"});
+}
+
 TEST_CASE("version_names_the_program_and_what_it_was_built_from") {
   const Run version = run_program(kProgram, {"--version"});
   CHECK(version.exit_code == 0);
