@@ -498,6 +498,43 @@ TEST_CASE("ctrl_c_ends_a_load_a_prompt_and_an_answer_within_seconds") {
   check_ended(waiting);
 }
 
+TEST_CASE("sigterm_and_sighup_end_the_program_as_ctrl_c_does_and_leave_nothing_behind") {
+  const TemporaryFolder folder;
+  std::string ids = "1";
+  for (int i = 0; i < 4000; ++i) ids += ",1";
+  for (const int signal : {SIGTERM, SIGHUP}) {
+    CAPTURE(signal);
+    Child reading(kProgram, one_thread({"--prompt-ids", ids, "--logits-out", folder.path("partial.safetensors")}));
+    REQUIRE(reading.wait_for_error("loaded "));
+    reading.send(signal);
+    CHECK(reading.finish() <= kInterruptSeconds);
+    CHECK(reading.signal == 0);
+    CHECK(reading.exit_code == 128 + signal);
+    CHECK(fs::is_empty(folder.path()));
+
+    Child waiting(kProgram, one_thread({}));  // for a prompt on a pipe that stays open
+    REQUIRE(waiting.wait_for_error("bundled demo"));
+    waiting.send(signal);
+    CHECK(waiting.finish() <= kInterruptSeconds);
+    CHECK(waiting.exit_code == 128 + signal);
+
+    // In a chat they end more than the answer.
+    Child chat(kProgram, one_thread({"--greedy", "--ignore-eos"}), Wiring::terminal);
+    REQUIRE(chat.wait_for_output("> "));
+    chat.type(kQuestion + "\n");
+    REQUIRE(chat.wait_for_output("Tokyo"));
+    chat.send(signal);
+    CHECK(chat.finish() <= kInterruptSeconds);
+    CHECK(chat.exit_code == 128 + signal);
+  }
+  // A signal that the parent has ignored stays ignored: nohup.
+  Child nohup("/bin/sh", {"-c", "trap '' HUP; exec \"$0\" -p hi --greedy --max-tokens 40 --threads 1", kProgram});
+  REQUIRE(nohup.wait_for_error("loading "));
+  nohup.send(SIGHUP);
+  nohup.finish();
+  CHECK(nohup.exit_code == 0);
+}
+
 TEST_CASE("trace_writes_lanes_of_each_rank_whose_copies_add_up_to_the_bytes_of_the_report") {
   const TemporaryFolder folder;
   const std::string path = folder.path("t.json");

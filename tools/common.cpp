@@ -271,9 +271,9 @@ int run_tool(std::string_view program, const std::function<int()>& body) {
   } catch (const Error& error) {
     if (error.code() == ErrorCode::interrupted) {
       say(program, error.message());
-    } else {
-      fail(error.message());
+      return interrupted_exit();
     }
+    fail(error.message());
     return exit_code(error.code());
   } catch (const std::bad_alloc&) {
     fail("out of host memory; use a smaller --context or --chunk");

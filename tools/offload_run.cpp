@@ -181,7 +181,7 @@ int answer_once(const Settings& settings, const RunFlags& flags, const TextModel
   if (flags.shared.json) write_output(json_text(run_json(report, settings, *loaded.engine)));
   say(kProgram, run_summary(report.result));
   trace.write(loaded.engine->trace());
-  if (report.result.finish_reason == FinishReason::interrupted) return exit_code(ErrorCode::interrupted);
+  if (report.result.finish_reason == FinishReason::interrupted) return interrupted_exit();
   if (logits_file) logits_file->finish();
   return 0;
 }
