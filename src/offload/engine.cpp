@@ -156,7 +156,7 @@ RoutingShape Engine::routing_shape() const {
 
 std::vector<const TraceBuffer*> Engine::trace() {
   if (traces_.empty()) return {};
-  run_ranks([&](int rank) { ranks_[static_cast<size_t>(rank)]->drain_copies(); });
+  run_ranks([&](int rank) { ranks_[static_cast<size_t>(rank)]->drain_lanes(); });
   std::vector<const TraceBuffer*> buffers;
   for (const auto& trace : traces_) buffers.push_back(&trace->buffer());
   return buffers;

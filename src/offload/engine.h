@@ -102,7 +102,7 @@ class Engine {
   // Each step's routing goes to `recorder` from now on; null: no longer. The recorder outlives its use.
   void record_routing(RoutingRecorder* recorder) { ranks_.front()->record_routing(recorder); }
   // What ran since the load or the last clear_trace(), one buffer per rank; none without trace_events. Waits for the
-  // copies under way.
+  // work under way.
   std::vector<const TraceBuffer*> trace();
   void clear_trace();
 

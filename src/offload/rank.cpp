@@ -32,7 +32,7 @@ RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Back
 }
 
 RankContext::~RankContext() {
-  if (has_lanes_) drain_copies();
+  if (has_lanes_) drain_lanes();
   if (options_.trace != nullptr) backend_.ops().set_observer(nullptr);
 }
 
@@ -99,7 +99,7 @@ void RankContext::forward(SequenceState& sequence, std::span<const int32_t> toke
   try {
     hidden_ = model_->forward(step, span ? span->tap(tap) : tap);
   } catch (...) {
-    drain_copies();
+    drain_lanes();
     throw;
   }
   if (collective_ != nullptr && !collective_->all_equal(executor_.routing_hash()))
@@ -109,11 +109,13 @@ void RankContext::forward(SequenceState& sequence, std::span<const int32_t> toke
                 "the ranks selected different blocks in a step; this is a bug of the build or the hardware");
 }
 
-// After a step that was cut short: what it has on the copy lane must not write into the next one's workspace.
-void RankContext::drain_copies() noexcept {
-  try {
-    backend_.copy_lane().drain();
-  } catch (const std::exception&) {  // the lane's own failure is thrown again by the next step that uses it
+// After a step that was cut short: what it has on a lane must not write into the next one's workspace.
+void RankContext::drain_lanes() noexcept {
+  for (Lane* lane : {&backend_.copy_lane(), &backend_.compute_lane()}) {
+    try {
+      lane->drain();
+    } catch (const std::exception&) {  // the lane's own failure is thrown again by the next step that uses it
+    }
   }
 }
 

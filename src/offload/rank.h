@@ -48,7 +48,7 @@ class RankContext {
   RankContext(const ModelSpec& spec, const RankOptions& options, Backend& backend, Collective* collective,
               const WeightSource& source, const Residency& residency);
 
-  // Waits for the copies under way: they write into memory that goes with the rank.
+  // Waits for the work under way: it uses memory that goes with the rank.
   ~RankContext();
   RankContext(const RankContext&) = delete;
   RankContext& operator=(const RankContext&) = delete;
@@ -80,8 +80,8 @@ class RankContext {
 
   void record_routing(RoutingRecorder* recorder) { executor_.set_recorder(recorder); }
 
-  // Waits for the copies under way. Their failure is thrown by the next step that uses their lane.
-  void drain_copies() noexcept;
+  // Waits for the work under way. Its failure is thrown by the next step that uses its lane.
+  void drain_lanes() noexcept;
 
  private:
   Step step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first);
