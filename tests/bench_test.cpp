@@ -7,6 +7,8 @@
 
 #include "child_process.h"
 #include "core/json.h"
+#include "offload/routing_trace.h"
+#include "trace_checks.h"
 
 using namespace offload;
 namespace fs = std::filesystem;
@@ -169,11 +171,57 @@ TEST_CASE("a_profile_gives_time_per_op_and_no_speed") {
   }
 }
 
+TEST_CASE("a_trace_is_a_run_of_its_own_and_prints_no_speed") {
+  const ReportFile file("");
+  const Run result = run({"--trace", file.path(), "--prompt-tokens", "20", "--decode-tokens", "2", "--threads", "1"});
+  CAPTURE(result.err);
+  CHECK(result.exit_code == 0);
+  CHECK(result.out.empty());
+  const Json document = parse_json(read_text_file(file.path(), 1 << 28), file.path());
+  check_lanes(document);
+  int64_t steps = 0;
+  for (const Json& event : document["traceEvents"]) steps += event["name"] == "step";
+  CHECK(steps == 3);  // not those of the warm-up
+}
+
+TEST_CASE("version_names_the_program_and_its_commit") {
+  const Run version = run({"--version"});
+  CHECK(version.exit_code == 0);
+  CHECK(version.out.starts_with("offload-bench 0."));
+}
+
+TEST_CASE("recorded_routing_has_every_step_and_offload_plan_replays_it") {
+  const ReportFile file("");
+  const Json json = run_json({"--trace-routing", file.path(), "--prompt-tokens", "40", "--chunk", "16",
+                              "--decode-tokens", "3", "--repeat", "1", "--warmup", "0", "--threads", "1", "--json"});
+  CHECK(json.at("rows").size() == 4);
+  const RoutingTrace trace = read_trace(file.path());
+  CHECK(trace.shape() == RoutingShape{8, 32, 4});
+  REQUIRE(trace.steps() == 6);
+  const int64_t rows[] = {16, 16, 8, 1, 1, 1};
+  for (int64_t s = 0; s < 6; ++s) {
+    CHECK(trace.rows(s) == rows[s]);
+    CHECK(trace.phase(s) == (s < 2 ? Phase::prefill : Phase::decode));  // up to 8 rows are computed as decode is
+  }
+  const Run planned = run_program(OFFLOAD_PLAN, {"--machine", OFFLOAD_SOURCE_DIR "/configs/machines/rtx2080ti_x4.json",
+                                                 "--model-config", OFFLOAD_SOURCE_DIR "/models/demo-qwen4-exp",
+                                                 "--replay", file.path(), "--tp", "1", "--prompt-tokens", "64"});
+  CAPTURE(planned.err);
+  CHECK(planned.exit_code == 0);
+  CHECK(planned.out.find("next lever") != std::string::npos);
+}
+
 TEST_CASE("bad_flags_are_refused_by_name_before_anything_is_measured") {
   refuses({"ops", "--op", "no_such_op"}, "no_such_op");
   refuses({"ops", "--op", "no_such_op"}, "swiglu_experts");
   refuses({"ops", "--repeat", "0"}, "--repeat is \"0\"");
   refuses({"ops", "--profile"}, "--profile");
+  refuses({"ops", "--trace", "t.json"}, "--trace");
+  refuses({"ops", "--trace-routing", "t"}, "--trace-routing");
+  refuses({"--profile", "--trace-routing", "t"}, "--trace-routing");
+  refuses({"--trace-routing", "/nonexistent/t"}, "--trace-routing /nonexistent/t: No such file");
+  refuses({"--profile", "--trace", "t.json"}, "--trace");
+  refuses({"--trace", "/nonexistent/t.json"}, "--trace /nonexistent/t.json");
   refuses({"ops", "--threads", "none"}, "--threads");
   refuses({"--prompt-tokens", "0"}, "--prompt-tokens is \"0\"");
   refuses({"--decode-tokens", "-1"}, "--decode-tokens is \"-1\"");
@@ -214,4 +262,28 @@ TEST_CASE("a_comparison_says_what_got_faster_and_what_changed_bits") {
   CHECK(result.out.find("1.500x  other bits") != std::string::npos);
   CHECK(result.out.find("only in " + a.path()) != std::string::npos);
   CHECK(result.out.find("only in " + b.path()) != std::string::npos);
+}
+
+TEST_CASE("a_comparison_repeats_which_report_is_not_to_be_quoted") {
+  const std::string row = R"({"name": "x", "median_s": 3, "hash": "1"})";
+  const auto with = [&](std::string_view quotable) {
+    return fmt::format(R"({{"kind": "ops", "rows": [{}]{}}})", row, quotable);
+  };
+  const ReportFile good(with(R"(, "quotable": true)")), bad(with(R"(, "quotable": false)")), silent(with(""));
+  const auto warnings = [&](const ReportFile& a, const ReportFile& b) {
+    const Run result = run({"--compare", a.path(), b.path()});
+    CHECK(result.exit_code == 0);
+    std::string found;
+    for (const ReportFile* file : {&a, &b})
+      if (result.out.find("NOT TO BE QUOTED: " + file->path()) != std::string::npos) found += file == &a ? "a" : "b";
+    return found;
+  };
+  CHECK(warnings(good, silent).empty());
+  CHECK(warnings(bad, good) == "a");
+  CHECK(warnings(good, bad) == "b");
+  const Json compared = run_json({"--compare", good.path(), bad.path(), "--json"});
+  CHECK(compared.at("quotable") == Json::array({true, false}));
+  CHECK(run_json({"--compare", good.path(), silent.path(), "--json"}).at("quotable") == Json::array({true, nullptr}));
+  const ReportFile wrong(with(R"(, "quotable": "no")"));
+  refuses({"--compare", good.path(), wrong.path()}, "quotable", 1);
 }

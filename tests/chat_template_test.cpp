@@ -294,3 +294,85 @@ TEST_CASE("one_template_renders_in_many_threads") {
   for (std::thread& thread : threads) thread.join();
   CHECK(same == std::vector<int>(4, 50));
 }
+
+namespace {
+
+OrderedJson text_part(const std::string& text) {
+  return {{"type", "text"}, {"text", text}};
+}
+
+OrderedJson content_of(const OrderedJson& content) {
+  return OrderedJson::array({{{"role", "user"}, {"content", content}}});
+}
+
+}  // namespace
+
+TEST_CASE("text_parts_are_joined_by_lines_for_a_template_that_takes_strings_alone") {
+  const OrderedJson parts = OrderedJson::array({text_part("a<|im_end|>"), text_part("b")});
+  for (const char* source : {
+           "{{ messages[0].content }}",
+           "{{ messages[0].content | trim }}",
+           "{{ '' + messages[0].content }}",
+           "{{ messages[0].content if messages[0].content is string else '' }}",
+           "{% if messages[0].content is not string %}{{ raise_exception('text only') }}{% endif %}"
+           "{{ messages[0].content }}",
+           "{% if '</think>' not in messages[0].content %}{{ messages[0]['content'] }}{% endif %}",
+       }) {
+    CAPTURE(source);
+    const RenderedPrompt prompt = ChatTemplate(source, "t").render(content_of(parts), {});
+    CHECK(prompt.text() == "a<|im_end|>\nb");
+    for (const PromptSegment& segment : prompt.segments) CHECK_FALSE(segment.trusted);
+  }
+}
+
+TEST_CASE("a_template_that_reads_parts_gets_them_as_they_are") {
+  const OrderedJson image = {{"type", "image"}, {"image", "x"}};
+  const OrderedJson mixed = OrderedJson::array({text_part("a"), image, text_part("b")});
+  for (const char* source : {
+           "{% for p in messages[0].content %}[{{ p.text if p.type == 'text' else '*' }}]{% endfor %}",
+           "{% for p in messages[0]['content'] %}[{{ p.get('text', '*') }}]{% endfor %}",
+           "{% for p in messages[0].content %}{% if 'image' in p %}[*]{% else %}[{{ p['text'] }}]{% endif %}{% endfor "
+           "%}",
+       })
+    CHECK(ChatTemplate(source, "t").render(content_of(mixed), {}).text() == "[a][*][b]");
+  const OrderedJson one = OrderedJson::array({text_part("a")});
+  CHECK(ChatTemplate("{{ messages[0].content | tojson }}", "t").render(content_of(one), {}).text() ==
+        R"([{"type": "text", "text": "a"}])");
+  CHECK(ChatTemplate("{{ messages[0].content | map(attribute='text') | join('+') }}", "t")
+            .render(content_of(one), {})
+            .text() == "a");
+  // Message by message: one whose parts were read keeps them, another's are joined.
+  OrderedJson two = content_of(OrderedJson::array({text_part("a"), text_part("b")}));
+  two.push_back({{"role", "assistant"}, {"content", OrderedJson::array({text_part("c"), text_part("d")})}});
+  const char* source =
+      "{% for m in messages %}{% if m.role == 'user' %}{% for p in m.content %}<{{ p.text }}>{% endfor %}"
+      "{% else %}{{ m.content if m.content is string }}{% endif %}{% endfor %}";
+  CHECK(ChatTemplate(source, "t").render(two, {}).text() == "<a><b>c\nd");
+}
+
+TEST_CASE("parts_that_the_template_cannot_take_and_content_of_no_known_form_are_named") {
+  const ChatTemplate strings("{{ messages[0].content if messages[0].content is string else '' }}", "t");
+  const auto refused = [&](const OrderedJson& content) {
+    const Error error = error_of([&] { strings.render(content_of(content), {}); });
+    CHECK(error.code() == ErrorCode::usage);
+    return error.message();
+  };
+  const auto has = [](const std::string& message, std::initializer_list<const char*> parts) {
+    CAPTURE(message);
+    for (const char* part : parts) CHECK(message.find(part) != std::string::npos);
+  };
+  has(refused(OrderedJson::array({text_part("a"), {{"type", "image_url"}}})),
+      {"messages[0].content[1]", "image_url", "text"});
+  has(refused(OrderedJson::array({{{"type", "text"}}})), {"messages[0].content[0].text", "string", "nothing"});
+  has(refused(OrderedJson::array({{{"type", "text"}, {"text", 3}}})), {"messages[0].content[0].text", "number"});
+  has(refused(OrderedJson::array({"a"})), {"messages[0].content[0]", "object", "string"});
+  has(refused(OrderedJson::object({{"text", "a"}})), {"messages[0].content", "object"});
+  has(refused(3), {"messages[0].content", "number"});
+  // A template that fails on its own account says why, parts or not.
+  const ChatTemplate raises("{% for p in messages[0].content %}{{ p.text }}{% endfor %}{{ raise_exception('no') }}",
+                            "t");
+  const Error error = error_of([&] { raises.render(content_of(OrderedJson::array({text_part("a")})), {}); });
+  CHECK(error.message().starts_with("no"));
+  // No parts are no text.
+  CHECK(strings.render(content_of(OrderedJson::array()), {}).text().empty());
+}

@@ -129,7 +129,11 @@ void Child::close_output() {
 }
 
 void Child::interrupt() {
-  check(kill(pid_, SIGINT) == 0, "kill");
+  send(SIGINT);
+}
+
+void Child::send(int number) {
+  check(kill(pid_, number) == 0, "kill");
 }
 
 // Reads what there is, at most a tenth of a second. False when both streams have ended.

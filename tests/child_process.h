@@ -30,6 +30,7 @@ class Child {
   void close_input();
   void close_output();  // our end of its stdout
   void interrupt();     // SIGINT
+  void send(int number);
   // Whether `text` shows up in what was written to stdout (stderr) after what earlier waits matched.
   bool wait_for_output(std::string_view text) { return wait_for(text, out, out_seen_); }
   bool wait_for_error(std::string_view text) { return wait_for(text, err, err_seen_); }

@@ -11,6 +11,7 @@
 #include "child_process.h"
 #include "core/checkpoint.h"
 #include "core/json.h"
+#include "trace_checks.h"
 
 using namespace offload;
 namespace fs = std::filesystem;
@@ -375,7 +376,8 @@ TEST_CASE("bad_values_of_flags_are_usage_errors_that_name_the_flag_and_the_range
       {{"--expert-slots", "-4"}, {"--expert-slots"}},
       {{"--vram-budget", "4"}, {"--vram-budget"}},
       {{"--force-sm", "75"}, {"--force-sm"}},
-      {{"--trace", "t.json"}, {"--trace"}},
+      {{"--trace", "/nonexistent/t.json"}, {"--trace /nonexistent/t.json", "No such file"}},
+      {{"--trace", "/"}, {"--trace /", "no regular file"}},
       {{"--ram-budget", "-1"}, {"--ram-budget", "-1"}},
       {{"--no-such-flag"}, {"--no-such-flag"}},
       {{"--greedy", "--temperature", "1"}, {"--greedy"}},
@@ -518,6 +520,145 @@ TEST_CASE("ctrl_c_ends_a_load_a_prompt_and_an_answer_within_seconds") {
   Child waiting(kProgram, one_thread({}));  // for a prompt on a pipe that stays open
   REQUIRE(waiting.wait_for_error("bundled demo"));
   check_ended(waiting);
+}
+
+TEST_CASE("sigterm_and_sighup_end_the_program_as_ctrl_c_does_and_leave_nothing_behind") {
+  const TemporaryFolder folder;
+  std::string ids = "1";
+  for (int i = 0; i < 4000; ++i) ids += ",1";
+  for (const int signal : {SIGTERM, SIGHUP}) {
+    CAPTURE(signal);
+    Child reading(kProgram, one_thread({"--prompt-ids", ids, "--logits-out", folder.path("partial.safetensors")}));
+    REQUIRE(reading.wait_for_error("loaded "));
+    reading.send(signal);
+    CHECK(reading.finish() <= kInterruptSeconds);
+    CHECK(reading.signal == 0);
+    CHECK(reading.exit_code == 128 + signal);
+    CHECK(fs::is_empty(folder.path()));
+
+    Child waiting(kProgram, one_thread({}));  // for a prompt on a pipe that stays open
+    REQUIRE(waiting.wait_for_error("bundled demo"));
+    waiting.send(signal);
+    CHECK(waiting.finish() <= kInterruptSeconds);
+    CHECK(waiting.exit_code == 128 + signal);
+
+    // In a chat they end more than the answer.
+    Child chat(kProgram, one_thread({"--greedy", "--ignore-eos"}), Wiring::terminal);
+    REQUIRE(chat.wait_for_output("> "));
+    chat.type(kQuestion + "\n");
+    REQUIRE(chat.wait_for_output("Tokyo"));
+    chat.send(signal);
+    CHECK(chat.finish() <= kInterruptSeconds);
+    CHECK(chat.exit_code == 128 + signal);
+  }
+  // A signal that the parent has ignored stays ignored: nohup.
+  Child nohup("/bin/sh", {"-c", "trap '' HUP; exec \"$0\" -p hi --greedy --max-tokens 40 --threads 1", kProgram});
+  REQUIRE(nohup.wait_for_error("loading "));
+  nohup.send(SIGHUP);
+  nohup.finish();
+  CHECK(nohup.exit_code == 0);
+}
+
+TEST_CASE("trace_writes_lanes_of_each_rank_whose_copies_add_up_to_the_bytes_of_the_report") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("t.json");
+  const Json json =
+      json_of(run({"-p", kQuestion, "--greedy", "--tp", "2", "--expert-slots", "20", "--json", "--trace", path}));
+  const Json document = parse_json(read_text_file(path, 1 << 28), path);
+  check_lanes(document);
+  std::vector<std::string> names;
+  for (const auto& [tid, name] : lane_names(document)) names.push_back(name);
+  CHECK(names == std::vector<std::string>{"rank 0/compute", "rank 0/copy", "rank 0/host", "rank 0/collective",
+                                          "rank 1/compute", "rank 1/copy", "rank 1/host", "rank 1/collective"});
+  int64_t copied = 0;
+  for (const Json& event : events_on(document, "copy")) copied += event["args"]["bytes"].get<int64_t>();
+  CHECK(copied > 0);
+  CHECK(copied == json["offload"]["h2d_bytes"]);
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
+  // An interrupted answer has its trace too; the line about dropped events is offload-plan's.
+  Child answering(kProgram,
+                  one_thread({"-p", kQuestion, "--ignore-eos", "--greedy", "--trace", folder.path("u.json")}));
+  REQUIRE(answering.wait_for_output("Tokyo"));
+  answering.interrupt();
+  answering.finish();
+  CHECK(answering.exit_code == 130);
+  check_lanes(parse_json(read_text_file(folder.path("u.json"), 1 << 28), "u.json"));
+}
+
+TEST_CASE("content_given_as_text_parts_reaches_the_model_and_other_parts_are_refused_by_name") {
+  const TemporaryFolder folder;
+  const auto ask = [&](const std::string& content) {
+    const std::string text = R"([{"role": "user", "content": )" + content + "}]";
+    return run({"--messages", folder.write("m.json", text), "--greedy"});
+  };
+  const std::string parts = R"([{"type": "text", "text": ")" + kQuestion + R"("}])";
+  CHECK(ask(parts).out == kAnswer + "\n");
+  check_refused(ask(R"([{"type": "image_url", "image_url": {"url": "x"}}])"), 2,
+                {"messages[0].content[0]", "image_url", "text"});
+  check_refused(ask(R"({"text": "hi"})"), 2, {"messages[0].content", "object"});
+}
+
+TEST_CASE("version_names_the_program_and_what_it_was_built_from") {
+  const Run version = run_program(kProgram, {"--version"});
+  CHECK(version.exit_code == 0);
+  CHECK(version.err.empty());
+  CHECK(version.out.starts_with("offload-run 0."));
+  CHECK(version.out.find('\n') == version.out.size() - 1);
+}
+
+TEST_CASE("messages_never_show_the_names_of_a_library_or_a_signed_nan") {
+  const TemporaryFolder folder;
+  folder.link_demo();
+  for (const char* name : {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+                           "model.safetensors.index.json"}) {
+    fs::copy_file(kDemo + "/" + name, folder.path("kept"), fs::copy_options::overwrite_existing);
+    folder.write(name, R"({"a": 1e999})");
+    const Run refused = run({"--model", folder.path(), "-p", "hi"});
+    check_refused(refused, 1, {name, "1e999"});
+    CHECK(!contains(refused.err, "json.exception"));
+    fs::remove(folder.path(name));
+    fs::rename(folder.path("kept"), folder.path(name));
+  }
+  for (const char* flag : {"--temperature", "--top-p", "--min-p", "--repetition-penalty"}) {
+    const Run refused = run({"-p", "hi", std::string(flag) + "=-nan"});
+    check_refused(refused, 2, {fmt::format("{} is nan", flag)});
+  }
+}
+
+TEST_CASE("an_interrupted_prompt_says_after_how_long") {
+  std::string ids = "1";
+  for (int i = 0; i < 6000; ++i) ids += ",1";
+  Child reading(kProgram, one_thread({"--prompt-ids", ids, "--json"}));
+  REQUIRE(reading.wait_for_error("loaded "));
+  reading.interrupt();
+  reading.finish();
+  CHECK(reading.exit_code == 130);
+  CHECK(contains(reading.err, "6001 prompt tokens, interrupted after 0."));
+  CHECK(!contains(reading.err, "tok/s"));
+  const Json json = parse_json(reading.out, "stdout");
+  CHECK(json["timings"]["prefill_s"].get<double>() > 0);
+  CHECK(json["timings"]["prefill_tok_s"] == 0);
+}
+
+TEST_CASE("a_tokenizer_of_another_model_is_refused_before_the_load") {
+  const TemporaryFolder folder;
+  folder.link_demo();
+  folder.edit_json("tokenizer.json", [](Json& json) { json["model"]["merges"] = Json::array(); });
+  check_refused(run({"--model", folder.path(), "-p", "hi"}), 1, {"tokenizer.json", "model.merges is empty"});
+  folder.edit_json("tokenizer.json", [](Json& json) {
+    json["model"]["vocab"]["zzzz"] = 4096;
+    json["model"]["merges"].push_back({"z", "z"});
+    json["model"]["vocab"]["zz"] = 5000;
+  });
+  const Run refused = run({"--model", folder.path(), "-p", "hi"});
+  check_refused(refused, 1, {"tokenizer.json", "5000", "0..4095"});
+  CHECK(!contains(refused.err, "loading"));
+  // An added token beyond the rows costs only the prompts that use it.
+  folder.edit_json("tokenizer.json", [](Json& json) {
+    json["added_tokens"].push_back({{"id", 5000}, {"content", "<|far|>"}, {"special", true}});
+  });
+  CHECK(run({"--model", folder.path(), "-p", kQuestion, "--greedy"}).out == kAnswer + "\n");
+  check_refused(run({"--model", folder.path(), "--raw", "-p", "a<|far|>"}), 2, {"id 5000", "0..4095"});
 }
 
 TEST_CASE("a_chat_on_a_terminal_keeps_its_history_and_ends_at_ctrl_d") {

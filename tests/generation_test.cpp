@@ -259,6 +259,8 @@ TEST_CASE("stopping_from_outside_ends_between_tokens_or_inside_the_prompt_and_le
   const Streamed inside = ask(other, prompt, greedy(), at_layer);
   CHECK(inside.result.finish_reason == FinishReason::interrupted);
   CHECK(inside.result.tokens.empty());
+  CHECK(inside.result.prefill_s > 0);
+  CHECK(inside.result.prefill_tokens_per_s() == 0);  // of a part
   CHECK(layers == 5);
   CHECK(ask(other, prompt, greedy()).result.text == kAnswer);
 }

@@ -204,6 +204,7 @@ TEST_CASE("offload_plan_prints_a_plan_replays_traces_and_refuses_in_one_line") {
   const auto planned = run_program(OFFLOAD_RUN, advised, "");
   INFO(planned.err);
   CHECK(planned.exit_code == 0);
+  CHECK(run_program(OFFLOAD_PLAN, {"--version"}, "").out.starts_with("offload-plan 0."));
 
   const auto refuses = [&](std::vector<std::string> more, int code, std::string_view part) {
     const auto result = run(std::move(more));
@@ -220,6 +221,10 @@ TEST_CASE("offload_plan_prints_a_plan_replays_traces_and_refuses_in_one_line") {
   refuses({"--machine", "/nonexistent"}, 1, "/nonexistent: No such file");
   refuses({"--machine", model + "/config.json"}, 1, "name is missing");
   refuses({"--replay", machine}, 1, "rtx2080ti_x4.json");
+  // Found before anything is simulated: nothing is printed.
+  refuses({"--trace", "/nonexistent/t.json"}, 2, "--trace /nonexistent/t.json: No such file");
+  refuses({"--trace", folder}, 2, "exists and is no regular file");
+  refuses({"--trace", ""}, 2, "--trace : the name is empty");
   refuses({"--nonsense"}, 2, "--help lists the flags");
   fs::remove_all(folder);
 }

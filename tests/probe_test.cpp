@@ -100,11 +100,13 @@ TEST_CASE("a_tile_is_found_again_from_what_the_cost_model_says_of_it") {
 }
 
 TEST_CASE("a_measurement_that_gives_no_number_ends_the_probe_by_name") {
-  for (const double bad :
-       {0.0, -1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+  for (const double bad : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN(),
+                           -std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     ProbeFunctions functions = made_up();
     functions.dram_read_bytes_per_s = [&] { return bad; };
-    CHECK(contains(refusal([&] { probe_machine(functions, {}); }), "measuring memory reads gave"));
+    const std::string message = refusal([&] { probe_machine(functions, {}); });
+    CHECK(contains(message, "measuring memory reads gave"));
+    CHECK(!contains(message, "-nan"));
     functions = made_up();
     functions.gemm_seconds = [&](int64_t, int64_t, int64_t) { return bad; };
     CHECK(contains(refusal([&] { probe_machine(functions, {}); }), "measuring a large matrix product gave"));
@@ -145,5 +147,17 @@ TEST_CASE("offload_probe_writes_a_file_that_offload_plan_takes") {
     CHECK(contains(result.err, part));
   };
   refused({"--threads", "0"}, 2, "--threads is \"0\"");
+  CHECK(run_program(OFFLOAD_PROBE, {"--version"}, "").out.starts_with("offload-probe 0."));
   refused({"--disk-file", "/nonexistent"}, 1, "/nonexistent: No such file");
+  // Found before anything is measured.
+  const fs::path link = machine.path() + "_link";
+  fs::create_symlink(machine.path(), link);
+  for (const std::string& path : {std::string("/nonexistent/machine.json"), link.string(), std::string()}) {
+    const auto unwritable = run_program(OFFLOAD_PROBE, {"-o", path, "--threads", "1"}, "");
+    CHECK(unwritable.exit_code == 2);
+    CHECK(contains(unwritable.err, "-o " + path));
+    CHECK(!contains(unwritable.err, "measuring"));
+  }
+  CHECK(fs::is_symlink(link));
+  fs::remove(link);
 }

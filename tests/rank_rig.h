@@ -24,12 +24,15 @@ struct World {
   int64_t prefill_group = 0;
   uint64_t seed = 1;       // of remote devices
   bool is_closed = false;  // their memory to the host
+  std::function<void(EngineOptions&)> edit = {};
+  std::function<std::unique_ptr<Ops>(int rank)> ops = {};  // of CPU devices; nothing: CpuOps of one thread
 };
 
 inline std::unique_ptr<cpu::CpuOps> one_thread() {
   return std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = 1});
 }
-inline std::unique_ptr<cpu::CpuBackend> make_device(const World&, int, const cpu::CpuBackend*) {
+inline std::unique_ptr<cpu::CpuBackend> make_device(const World& world, int rank, const cpu::CpuBackend*) {
+  if (world.ops) return std::make_unique<cpu::CpuBackend>(world.ops(rank));
   return std::make_unique<cpu::CpuBackend>(one_thread());
 }
 inline std::unique_ptr<RemoteDevice> make_device(const World& world, int rank, const RemoteDevice*) {
@@ -59,6 +62,7 @@ class RigOn {
     options.shard = world.shard;
     options.cache = world.cache;
     options.arithmetic = world.arithmetic;
+    if (world.edit) world.edit(options);
     std::vector<Backend*> backends;
     std::vector<Collective*> ends;
     std::vector<Ops*> host_ops;

@@ -1,13 +1,56 @@
 // Where an expert's bytes are and when they move changes no bit: slots, policy, look-ahead, shard form and ranks.
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <set>
 
 #include "rank_rig.h"
+#include "stored_model.h"
 
 using namespace offload;
 
 namespace {
+
+// Computes as CpuOps does, but for one block of the `nth` selection (1, 2, ...) that leaves out other blocks.
+class TamperingOps final : public Ops {
+ public:
+  explicit TamperingOps(int nth) : until_(nth) {}
+
+ private:
+#define OFL_FORWARD_OP(Args, name)                         \
+  void execute(const Args& args) override {                \
+    inner_.set_scratch(scratch());                         \
+    inner_(args);                                          \
+    tamper(args);                                          \
+  }                                                        \
+  int64_t scratch_bytes(const Args& args) const override { \
+    inner_.set_planning(true);                             \
+    inner_(args);                                          \
+    inner_.set_planning(false);                            \
+    return inner_.scratch_peak_bytes();                    \
+  }
+  OFL_FOR_EACH_OP(OFL_FORWARD_OP)
+#undef OFL_FORWARD_OP
+  template <typename Args>
+  void tamper(const Args&) {}
+  // The first block behind a gap moves into it, in the last row.
+  void tamper(const BlockTopkArgs& args) {
+    const int64_t row = args.blocks.dim(0) - 1;
+    int32_t* blocks = args.blocks.as<int32_t>() + row * args.blocks.dim(1);
+    for (int32_t i = 0; i < args.counts.as<int32_t>()[row]; ++i) {
+      if (blocks[i] == i) continue;
+      if (--until_ == 0) --blocks[i];
+      return;
+    }
+  }
+
+  mutable cpu::CpuOps inner_{cpu::CpuOpsOptions{.threads = 1}};
+  int until_;
+};
 
 constexpr size_t kChain = 24;
 // Ranks sum partial products in FP32, so that the arms differ from one rank's by the order of the sums alone.
@@ -152,5 +195,108 @@ TEST_CASE("worlds_that_the_model_cannot_be_split_over_are_refused_with_those_tha
     CHECK(error.code() == ErrorCode::usage);
     for (const char* part : {"--tp 3", "4 query heads", "1, 2, 4"})
       CHECK(error.message().find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("ranks_select_the_same_blocks_and_one_that_selects_another_is_found_where_ranks_are_verified") {
+  const Golden golden;
+  const GoldenPrompt& prompt = long_chinese(golden);
+  const auto verify = [](EngineOptions& options) { options.verify_ranks = true; };
+  for (const int ranks : {2, 4}) {
+    CAPTURE(ranks);
+    const std::vector<float> expected = Rig({.ranks = ranks}).run(prompt, kChain);
+    CHECK(Rig({.ranks = ranks, .edit = verify}).run(prompt, kChain) == expected);
+    for (const int selection : {1, 2, 9}) {
+      const auto tampering = [&](int rank) -> std::unique_ptr<Ops> {
+        if (rank == ranks - 1) return std::make_unique<TamperingOps>(selection);
+        return one_thread();
+      };
+      const World tampered{.ranks = ranks, .ops = tampering};
+      // Every rank adds up the same wrong sum and routes alike: nothing else would notice.
+      CHECK(Rig(tampered).run(prompt, kChain) != expected);
+      World verified = tampered;
+      verified.edit = verify;
+      try {
+        Rig(verified).run(prompt, kChain);
+        FAIL("no error");
+      } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::internal);
+        CHECK(error.message().find("selected different blocks") != std::string::npos);
+      }
+    }
+  }
+  CHECK(Rig({.edit = verify}).run(prompt, 2) == Rig({}).run(prompt, 2));  // one rank has nobody to agree with
+}
+
+namespace {
+
+// What a process holds that a failed load could leave behind.
+int64_t entries_of(const char* folder) {
+  namespace fs = std::filesystem;
+  return std::distance(fs::directory_iterator(folder), fs::directory_iterator());
+}
+int64_t mapped_bytes() {
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
+
+TEST_CASE("a_read_that_fails_ends_the_load_with_one_line_that_names_the_file_and_leaves_nothing") {
+  // Headers, hash constants, dense weights, the table and the experts, of the first four layers: both mixers and the
+  // n-gram embedding.
+  StoredModel model = StoredModel::demo();
+  model.config["num_hidden_layers"] = 4;
+  Json& mixers = model.config["layer_types"];
+  mixers.erase(mixers.begin() + 4, mixers.end());
+  std::erase_if(model.tensors, [](const auto& tensor) {
+    for (const char* layer : {"layers.4.", "layers.5.", "layers.6.", "layers.7."})
+      if (tensor.first.find(layer) != std::string::npos) return true;
+    return false;
+  });
+  const TemporaryFolder folder;
+  model.write(folder, 3);
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    std::set<std::string> kinds;
+    int64_t files = 0, threads = 0, bytes = 0;
+    int failures = 0;
+    // Two ranks read their columns of a matrix row by row, in thousands of reads: there every seventh, after a while.
+    for (int nth = 1;; nth += ranks == 1 || nth < 100 ? 1 : 7) {
+      std::atomic<int> reads = 0;
+      const auto edit = [&](EngineOptions& options) {
+        options.model_dir = folder.path();
+        options.load_threads = 2;
+        options.read_fault = [&] { return ++reads == nth ? EIO : 0; };
+      };
+      try {
+        Rig rig({.ranks = ranks, .cache = {.slots = 6}, .edit = edit});
+        CHECK(reads < nth);  // the whole load passed
+        const std::vector<int32_t> prompt{1, 2, 3};
+        Sequence sequence = rig.engine().new_sequence();
+        rig.engine().feed(sequence, prompt, Engine::LogitRows::none, {});
+        break;
+      } catch (const Error& error) {
+        ++failures;
+        CAPTURE(error.message());
+        CHECK(error.code() == ErrorCode::input);
+        CHECK(error.message().find("model") != std::string::npos);
+        CHECK(error.message().find("Input/output error") != std::string::npos);
+        CHECK(error.message().find('\n') == std::string::npos);
+        for (const char* kind : {"experts", "ngram_embedding.shard", "layer_multipliers", "embed_tokens", "lm_head",
+                                 "self_attn", "index.json: "})
+          if (error.message().find(kind) != std::string::npos) kinds.insert(kind);
+      }
+      if (nth == 10)
+        files = entries_of("/proc/self/fd"), threads = entries_of("/proc/self/task"), bytes = mapped_bytes();
+      REQUIRE(nth < 5000);
+    }
+    CHECK(kinds.size() == 7);
+    CHECK(failures > 100);
+    CHECK(entries_of("/proc/self/fd") == files);
+    CHECK(entries_of("/proc/self/task") == threads);
+    CHECK(mapped_bytes() - bytes < 64 << 20);  // one load takes 7 MiB and more
+    MESSAGE("failed reads with " << ranks << " ranks: " << failures);
   }
 }

@@ -394,3 +394,34 @@ TEST_CASE("damaged_files_are_refused") {
   CHECK(refusal(load(R"({"model":{"vocab":{"a":0,"a":1},"merges":[]}})")).find("\"a\" twice") != std::string::npos);
   CHECK(refusal(load(R"({"model":{"vocab":{"a":0}},"model":{}})")).find("duplicate") != std::string::npos);
 }
+
+TEST_CASE("merges_that_are_missing_from_the_list_are_noticed_where_tokens_need_them") {
+  Json json = tiny_json();
+  json["model"]["merges"] = Json::array();
+  CHECK(refusal([&] { parse(json); }).find("model.merges is empty, yet model.vocab holds") != std::string::npos);
+  json["model"]["merges"] = {"#version: 0.2"};
+  CHECK(refusal([&] { parse(json); }).find("model.merges is empty") != std::string::npos);
+  // Single symbols and added tokens need none.
+  Json& vocab = json["model"]["vocab"];
+  for (auto it = vocab.begin(); it != vocab.end();) {
+    std::vector<int32_t> points;
+    for (const char c : it.key()) points.push_back((c & 0xC0) != 0x80);
+    it = std::count(points.begin(), points.end(), 1) > 1 ? vocab.erase(it) : std::next(it);
+  }
+  json["model"]["merges"] = Json::array();
+  CHECK(parse(json).encode("he").size() == 2);
+}
+
+TEST_CASE("tokens_beyond_the_rows_of_a_model_are_refused_unless_added") {
+  Json json = tiny_json();
+  const Tokenizer tokenizer = parse(json);
+  int32_t end = 0;
+  for (const auto& [text, id] : json["model"]["vocab"].items()) end = std::max(end, id.get<int32_t>() + 1);
+  tokenizer.require_rows(end, "tokenizer.json");
+  tokenizer.require_rows(end + 100, "tokenizer.json");
+  const std::string message = refusal([&] { tokenizer.require_rows(end - 1, "tokenizer.json"); });
+  CHECK(message.find(fmt::format("the id {}", end - 1)) != std::string::npos);
+  CHECK(message.find(fmt::format("0..{}", end - 2)) != std::string::npos);
+  json["added_tokens"].push_back({{"id", end + 5000}, {"content", "<far>"}, {"special", true}});
+  parse(json).require_rows(end, "tokenizer.json");
+}

@@ -4,7 +4,6 @@
 #include <chrono>
 
 #include "core/models/registry.h"
-#include "offload/engine.h"
 #include "run_report.h"
 #include "terminal.h"
 
@@ -66,7 +65,7 @@ class ModelBench::Runner {
   }
 
   const std::string& arm() const { return arm_; }
-  const Engine& engine() const { return *engine_; }
+  Engine& engine() { return *engine_; }
   Lane& compute_lane() { return devices_.devices().backends.front()->compute_lane(); }
 
   Result run(OpObserver* prefill_observer = nullptr, OpObserver* decode_observer = nullptr) {
@@ -84,7 +83,7 @@ class ModelBench::Runner {
   template <typename Body>
   Phase phase(OpObserver* observer, const Body& body) {
     devices_.reset_cost();
-    devices_.set_observer(observer);
+    if (observer != nullptr) devices_.set_observer(observer);  // else a trace's own stays
     Phase phase;
     const int64_t copied = copied_bytes();
     const Watch watch;
@@ -93,7 +92,7 @@ class ModelBench::Runner {
     phase.hash.add(std::as_bytes(std::span(last_logits_)));
     phase.link_bytes = copied_bytes() - copied;
     phase.cost = devices_.total_cost();
-    devices_.set_observer(nullptr);
+    if (observer != nullptr) devices_.set_observer(nullptr);
     return phase;
   }
 
@@ -186,6 +185,32 @@ ModelBenchResult ModelBench::run() {
   result.rows = std::move(prefill);
   if (options_.decode_tokens > 0) result.rows.insert(result.rows.end(), decode.begin(), decode.end());
   return result;
+}
+
+RoutingTrace ModelBench::record_routing() {
+  Runner& runner = *runners_.front();
+  const RoutingShape shape = runner.engine().routing_shape();
+  const int64_t chunk = runner.engine().chunk(), rows = options_.prompt_tokens + options_.decode_tokens;
+  const int64_t rows_max = std::min(kTraceIdsMax / (shape.layers * shape.top_k), kTraceRowsMax);
+  if (rows > rows_max)
+    throw_error(ErrorCode::usage,
+                "--trace-routing holds at most {} tokens of this model; --prompt-tokens and "
+                "--decode-tokens ask for {}",
+                rows_max, rows);
+  RoutingRecorder recorder(shape, (options_.prompt_tokens + chunk - 1) / chunk + options_.decode_tokens, chunk, rows);
+  runner.engine().record_routing(&recorder);
+  runner.run();
+  runner.engine().record_routing(nullptr);
+  OFL_ASSERT(!recorder.full());
+  return recorder.trace();
+}
+
+Engine& ModelBench::trace() {
+  warm_up();
+  Runner& runner = *runners_.front();
+  runner.engine().clear_trace();
+  runner.run();
+  return runner.engine();
 }
 
 ModelBench::Profile ModelBench::profile() {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bench_report.h"
+#include "offload/engine.h"
 
 namespace offload::tools {
 
@@ -42,6 +43,12 @@ class ModelBench {
     double prefill_s = 0, decode_s = 0;
   };
   Profile profile();
+
+  // The routing of one run of the first arm. Throws Error{usage} when a trace cannot hold it.
+  RoutingTrace record_routing();
+
+  // The first arm's engine after a run that its trace alone holds. REQUIRES: its settings ask for a trace.
+  Engine& trace();
 
  private:
   class Runner;

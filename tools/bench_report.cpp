@@ -1,6 +1,7 @@
 #include "bench_report.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <fstream>
@@ -294,7 +295,17 @@ Json read_report(const std::string& path) {
   return report;
 }
 
-std::vector<ComparedRow> compared_rows(const std::string& path_a, const std::string& path_b) {
+struct Comparison {
+  std::vector<ComparedRow> rows;
+  std::array<std::optional<bool>, 2> quotable;  // as the files say
+};
+
+std::optional<bool> quotable(const Json& report, const std::string& origin) {
+  if (!report.contains("quotable")) return std::nullopt;
+  return json_get<bool>(report, "quotable", false, origin);
+}
+
+Comparison compared(const std::string& path_a, const std::string& path_b) {
   const Json a = read_report(path_a), b = read_report(path_b);
   const std::string origin_a = printable(path_a, 4096), origin_b = printable(path_b, 4096);
   if (a.at("kind") != b.at("kind"))
@@ -317,14 +328,15 @@ std::vector<ComparedRow> compared_rows(const std::string& path_a, const std::str
     const std::string& hash = hashes[static_cast<size_t>(found - rows.begin())];
     found->same_hash = !hash.empty() && hash == json_get<std::string>(row, "hash", "", origin_b);
   }
-  return rows;
+  return {std::move(rows), {quotable(a, origin_a), quotable(b, origin_b)}};
 }
 
 }  // namespace
 
 std::string compare_reports(const std::string& path_a, const std::string& path_b) {
+  const Comparison comparison = compared(path_a, path_b);
   std::string text;
-  for (const ComparedRow& row : compared_rows(path_a, path_b)) {
+  for (const ComparedRow& row : comparison.rows) {
     if (row.median_a == 0 || row.median_b == 0) {
       text +=
           fmt::format("{:<48} only in {}\n", printable(row.name), printable(row.median_a == 0 ? path_b : path_a, 4096));
@@ -333,12 +345,19 @@ std::string compare_reports(const std::string& path_a, const std::string& path_b
     text += fmt::format("{:<48} {:>11} -> {:>11}  {:.3f}x{}\n", printable(row.name), time_text(row.median_a),
                         time_text(row.median_b), row.speedup(), row.same_hash ? "" : "  other bits");
   }
+  for (size_t i = 0; i < 2; ++i)
+    if (!comparison.quotable[i].value_or(true))
+      text += fmt::format("NOT TO BE QUOTED: {}: something drifted by more than {:.0f} % during that run\n",
+                          printable(i == 0 ? path_a : path_b, 4096), 100 * kDriftMax);
   return text;
 }
 
 OrderedJson compare_json(const std::string& path_a, const std::string& path_b) {
-  OrderedJson rows = OrderedJson::array();
-  for (const ComparedRow& row : compared_rows(path_a, path_b)) {
+  const Comparison comparison = compared(path_a, path_b);
+  OrderedJson rows = OrderedJson::array(), quotable = OrderedJson::array();
+  for (const std::optional<bool>& each : comparison.quotable)
+    quotable.push_back(each ? OrderedJson(*each) : OrderedJson());
+  for (const ComparedRow& row : comparison.rows) {
     OrderedJson json = OrderedJson::object({{"name", row.name}});
     json["median_s"] = OrderedJson::array({row.median_a > 0 ? OrderedJson(row.median_a) : OrderedJson(),
                                            row.median_b > 0 ? OrderedJson(row.median_b) : OrderedJson()});
@@ -348,7 +367,8 @@ OrderedJson compare_json(const std::string& path_a, const std::string& path_b) {
     }
     rows.push_back(std::move(json));
   }
-  return OrderedJson::object({{"kind", "comparison"}, {"a", path_a}, {"b", path_b}, {"rows", rows}});
+  return OrderedJson::object(
+      {{"kind", "comparison"}, {"a", path_a}, {"b", path_b}, {"quotable", quotable}, {"rows", rows}});
 }
 
 }  // namespace offload::tools

@@ -109,7 +109,8 @@ class OpProfile final : public OpObserver {
   double begin_s_ = 0;
 };
 
-// Two files of --json. Rows are matched by name; says which hashes differ. Throws Error{input} for files that are none.
+// Two files of --json. Rows are matched by name; says which hashes differ and which file is not to be quoted. Throws
+// Error{input} for files that are none.
 std::string compare_reports(const std::string& path_a, const std::string& path_b);
 OrderedJson compare_json(const std::string& path_a, const std::string& path_b);
 

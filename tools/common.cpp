@@ -16,7 +16,10 @@
 
 #include "backends.h"
 #include "core/base.h"
+#include "core/json.h"
 #include "terminal.h"
+#include "trace_file.h"
+#include "version.h"
 
 namespace offload::tools {
 namespace {
@@ -48,12 +51,6 @@ void require_choice(std::string_view flag, std::string_view value, std::initiali
   for (const std::string_view choice : choices)
     if (value == choice) return;
   throw_error(ErrorCode::usage, "{} is \"{}\"; expected {}", flag, printable(value), fmt::join(choices, ", "));
-}
-
-// Flags of parts that do not exist yet. Values that would be wrong anyway are called wrong first.
-void refuse_what_is_not_built(const SharedFlags& flags) {
-  const auto refuse = [](std::string_view what) { throw_error(ErrorCode::usage, "{}", what); };
-  if (!flags.trace.empty()) refuse("--trace is not built yet; leave it out");
 }
 
 int64_t parse_gib(std::string_view flag, std::string_view text) {
@@ -155,6 +152,16 @@ int64_t parse_cpu_experts(std::string_view text, const Settings& settings) {
 
 }  // namespace
 
+CLI::Option* add_text_option(CLI::App& app, const char* name, std::optional<std::string>& value, const char* type,
+                             const char* help) {
+  // The library's own optional takes "" for an option that was not given.
+  const auto set = [&value](const CLI::results_t& results) {
+    value = results.back();
+    return true;
+  };
+  return app.add_option(name, set, help)->type_name(type)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
 void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   const auto text = [&](const char* name, std::string& value, const char* type, const char* help) {
     app.add_option(name, value, help)
@@ -185,7 +192,7 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   text("--load-format", flags.load_format, "auto|dummy", "dummy: weights made up from --seed; needs config.json alone");
   text("--force-sm", flags.force_sm, "N", "choose kernels as for an older GPU generation, e.g. 75 for Turing");
   text("--seed", flags.seed, "N", "seed of sampling and of dummy weights; default 0: a run repeats itself");
-  text("--trace", flags.trace, "FILE.json", "time line of a run; not built yet");
+  text("--trace", flags.trace, "FILE.json", "writes what ran when to a trace for ui.perfetto.dev");
   app.add_flag("--dry-run", flags.dry_run, "print the memory plan and stop")->group("Model and machine");
   app.add_flag("--json", flags.json, "print one JSON object instead of text")->group("Output");
   app.add_flag("-v,--verbose", flags.verbose, "say more on standard error")->group("Output");
@@ -206,11 +213,11 @@ EngineOptions Settings::engine_options() const {
   options.cache.slots = expert_slots;
   options.cache.host_permille = cpu_permille;
   options.arithmetic = arithmetic;
+  if (trace) options.trace_events = kTraceEvents / tp;
   return options;
 }
 
 Settings settings_of(const SharedFlags& flags) {
-  refuse_what_is_not_built(flags);
   require_choice("--load-format", flags.load_format, {"auto", "dummy"});
   Settings settings;
   choose_device(flags, settings);
@@ -231,6 +238,7 @@ Settings settings_of(const SharedFlags& flags) {
   settings.threads = flags.threads.empty()
                          ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
                          : static_cast<int>(parse_integer("--threads", flags.threads, 1, kThreadsMax));
+  if (!flags.trace.empty()) check_output_path("--trace", settings.trace.emplace(flags.trace));
   settings.is_bundled_demo = flags.model.empty();
   settings.model_dir = settings.is_bundled_demo ? bundled_demo() : flags.model;
   check_model(settings.model_dir, settings.dummy_weights);
@@ -264,10 +272,14 @@ double parse_number(std::string_view flag, std::string_view text) {
 }
 
 bool parse_flags(CLI::App& app, int argc, char** argv) {
+  app.set_version_flag("--version", version_text(app.get_name()));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     write_output(app.help());
+    return false;
+  } catch (const CLI::CallForVersion& version) {
+    write_output(std::string(version.what()) + "\n");
     return false;
   } catch (const CLI::ParseError& error) {
     throw_error(ErrorCode::usage, "{}; --help lists the flags", printable(error.what(), 1000));
@@ -285,14 +297,14 @@ int run_tool(std::string_view program, const std::function<int()>& body) {
   } catch (const Error& error) {
     if (error.code() == ErrorCode::interrupted) {
       say(program, error.message());
-    } else {
-      fail(error.message());
+      return interrupted_exit();
     }
+    fail(error.message());
     return exit_code(error.code());
   } catch (const std::bad_alloc&) {
     fail("out of host memory; use a smaller --context or --chunk");
   } catch (const std::exception& error) {
-    fail(printable(error.what(), 1000));
+    fail(printable(json_error_text(error.what()), 1000));
   }
   return 1;
 }

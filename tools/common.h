@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,7 +18,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace offload::tools {
 
@@ -28,6 +30,9 @@ struct SharedFlags {
   std::string arm = "bf16", cpu_experts = "auto", threads, load_format = "auto", force_sm, seed = "0", trace;
   bool dry_run = false, json = false, verbose = false;
 };
+// An option whose value may be empty text and is then still given. `value` outlives the parse.
+CLI::Option* add_text_option(CLI::App& app, const char* name, std::optional<std::string>& value, const char* type,
+                             const char* help);
 // `flags` outlives the parse.
 void add_shared_flags(CLI::App& app, SharedFlags& flags);
 
@@ -48,6 +53,7 @@ struct Settings {
   std::optional<int64_t> vram_budget_bytes = {};  // of each rank; nothing: what its device has
   std::optional<int> force_sm = {};               // plan for this generation of GPUs
   std::string device_note = {};                   // why the device is not what "auto" prefers, for a log
+  std::optional<std::string> trace = {};          // the file of a time line
   Arithmetic arithmetic;
 
   EngineOptions engine_options() const;
@@ -62,7 +68,7 @@ uint64_t parse_seed(std::string_view flag, std::string_view text);
 // `text` as a number, NaN and infinities included: their refusal belongs to who knows the range.
 double parse_number(std::string_view flag, std::string_view text);
 
-// Parses argv. Returns false after having printed the help that was asked for. Throws Error{usage}.
+// Parses argv. Returns false after having printed the help or version that was asked for. Throws Error{usage}.
 bool parse_flags(CLI::App& app, int argc, char** argv);
 
 // Runs a main's body and turns what it throws into one line on standard error and an exit code.

@@ -7,7 +7,8 @@
 #include "common.h"
 #include "run_report.h"
 #include "terminal.h"
-#include "tools/commit.h"
+#include "trace_file.h"
+#include "version.h"
 
 namespace offload::tools {
 namespace {
@@ -19,6 +20,7 @@ struct BenchFlags {
   SharedFlags shared;
   std::string prompt_tokens = "512", decode_tokens = "32", repeat, warmup = "1", arms, commit;
   std::vector<std::string> compare;
+  std::optional<std::string> trace_routing;
   bool profile = false;
   bool runs_ops = false;
   std::string op, name_glob;
@@ -35,6 +37,8 @@ void add_flags(CLI::App& app, BenchFlags& flags) {
   text(app, "--arms", flags.arms, "A,B,A", "arms to run in turn; the first is measured again last; default: --arm");
   text(app, "--commit", flags.commit, "HASH", "reported as the commit; default: the one this was built from");
   app.add_flag("--profile", flags.profile, "time per op, in a run of its own; not for quoting");
+  add_text_option(app, "--trace-routing", flags.trace_routing, "FILE",
+                  "records which experts one run of the first arm chose, for offload-plan --replay");
   app.add_option("--compare", flags.compare, "two outputs of --json; runs nothing")
       ->type_name("A.json B.json")
       ->expected(2);
@@ -65,7 +69,7 @@ BenchReport start_report(std::string_view kind, const BenchFlags& flags, const S
   BenchReport report;
   report.kind = kind;
   report.command = command;
-  report.commit = flags.commit.empty() ? kBuiltCommit : flags.commit;
+  report.commit = flags.commit.empty() ? built_commit() : flags.commit;
   report.instruction_set = instruction_set(settings);
   report.threads = settings.threads;
   report.before = machine_state();
@@ -82,7 +86,8 @@ int finish_report(BenchReport& report, const BenchFlags& flags, const Settings& 
 }
 
 int run_ops(const BenchFlags& flags, const std::string& command) {
-  if (!flags.arms.empty() || flags.profile) throw_error(ErrorCode::usage, "--arms and --profile are for models");
+  if (!flags.arms.empty() || flags.profile || !flags.shared.trace.empty() || flags.trace_routing)
+    throw_error(ErrorCode::usage, "--arms, --profile, --trace and --trace-routing are for models");
   const int64_t repeat = parse_integer("--repeat", flags.repeat.empty() ? "5" : flags.repeat, 1, kRepeatMax);
   const std::vector<BenchCase> cases = chosen_cases({flags.op, flags.name_glob});
   const Settings settings = settings_of(flags.shared);
@@ -123,7 +128,17 @@ int profile_model(const BenchFlags& flags, const std::vector<Settings>& arms, co
   return 0;
 }
 
+int trace_model(const std::vector<Settings>& arms, const ModelBenchOptions& options) {
+  TraceFile file(kProgram, arms.front().trace);
+  ModelBench bench({arms.front()}, options);
+  file.write(bench.trace().trace());
+  say(kProgram, fmt::format("wrote {}; for attribution, not a speed", printable(*arms.front().trace, 4096)));
+  return 0;
+}
+
 int run_model(const BenchFlags& flags, const std::string& command) {
+  if (flags.profile + !flags.shared.trace.empty() + flags.trace_routing.has_value() > 1)
+    throw_error(ErrorCode::usage, "--profile, --trace and --trace-routing exclude one another; give one");
   if (flags.shared.dry_run)
     throw_error(ErrorCode::usage, "--dry-run belongs to offload-run, which prints the same plan");
   const ModelBenchOptions options{
@@ -135,7 +150,14 @@ int run_model(const BenchFlags& flags, const std::string& command) {
   if (arms.front().is_bundled_demo)
     say(kProgram, fmt::format("no --model given; using the bundled demo {}", printable(arms.front().model_dir, 4096)));
   if (flags.profile) return profile_model(flags, arms, options);
+  if (arms.front().trace) return trace_model(arms, options);
+  std::optional<OutputFile> routing;
+  if (flags.trace_routing) routing.emplace("--trace-routing", *flags.trace_routing);
   ModelBench bench(arms, options);
+  if (routing) {
+    routing->write(serialize_trace(bench.record_routing()));
+    routing->finish();
+  }
   BenchReport report = start_report("model", flags, arms.front(), command);
   ModelBenchResult result = bench.run();
   report.rows = std::move(result.rows);

@@ -8,18 +8,19 @@
 #include "offload/planner.h"
 #include "run_report.h"
 #include "terminal.h"
+#include "trace_file.h"
 
 namespace offload::tools {
 namespace {
 
 constexpr std::string_view kProgram = "offload-plan";
 constexpr int64_t kConfigBytesMax = int64_t{1} << 24;
-constexpr int64_t kTraceEvents = int64_t{1} << 20;
 constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 
 struct PlanFlags {
   std::string machine, model_config, replay, tp, vram_budget, prompt_tokens = "8192", decode_tokens = "256";
-  std::string math = "bf16", seed = "1", trace;
+  std::string math = "bf16", seed = "1";
+  std::optional<std::string> trace;
   bool json = false;
 };
 
@@ -38,7 +39,8 @@ void add_flags(CLI::App& app, PlanFlags& flags) {
   text("--decode-tokens", flags.decode_tokens, "N", "and tokens after it; default 256");
   text("--math", flags.math, "bf16|fp16", "of the matrix products");
   text("--seed", flags.seed, "N", "of the drawn trace");
-  text("--trace", flags.trace, "FILE.json", "writes what the chosen plan does to a trace for ui.perfetto.dev");
+  add_text_option(app, "--trace", flags.trace, "FILE.json",
+                  "writes what the chosen plan does to a trace for ui.perfetto.dev");
   app.add_flag("--json", flags.json, "one JSON object instead of text");
 }
 
@@ -66,7 +68,7 @@ PlanRequest request_of(const PlanFlags& flags, const Machine& machine) {
 }
 
 void write_plan_trace(const Plan& plan, const Machine& machine, const ModelSpec& spec, const PlanRequest& request,
-                      const RoutingTrace& routing, const std::string& path) {
+                      const RoutingTrace& routing, TraceFile& file) {
   int64_t rows = 0;
   for (int64_t s = 0; s < routing.steps(); ++s) rows += routing.rows(s);
   const StepProgrammer programmer(spec, request.world, std::max(rows, request.prompt_tokens + request.decode_tokens));
@@ -75,13 +77,11 @@ void write_plan_trace(const Plan& plan, const Machine& machine, const ModelSpec&
   TraceBuffer buffer(simulation_lanes(plan.options.shard == ShardForm::slice ? 1 : request.world), kTraceEvents);
   simulate(costs, programmer, plan.options, routing, {.trace = &buffer, .on_event = {}});
   const TraceBuffer* one = &buffer;
-  write_trace_json({&one, 1}, path);
-  if (buffer.dropped() > 0)
-    say(kProgram, fmt::format("{}: holds the first {} events; {} later ones did not fit", printable(path, 4096),
-                              buffer.events(), buffer.dropped()));
+  file.write({&one, 1});
 }
 
 int run(const PlanFlags& flags) {
+  TraceFile trace(kProgram, flags.trace);
   const Machine machine = read_machine(flags.machine);
   const ModelSpec spec = read_spec(flags.model_config);
   const PlanRequest request = request_of(flags, machine);
@@ -92,7 +92,7 @@ int run(const PlanFlags& flags) {
                                    : read_trace(flags.replay);
   const Plan plan = plan_serving(machine, spec, request, routing, [] { stop_if_interrupted(); });
   write_output(flags.json ? json_text(plan_json(plan, request)) : plan_text(plan, machine, spec, request));
-  if (!flags.trace.empty()) write_plan_trace(plan, machine, spec, request, routing, flags.trace);
+  if (flags.trace) write_plan_trace(plan, machine, spec, request, routing, trace);
   return 0;
 }
 

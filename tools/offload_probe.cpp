@@ -1,13 +1,12 @@
 // offload-probe: measures this machine and writes the file that offload-plan reads.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <ctime>
-#include <fstream>
+#include <optional>
 #include <thread>
 
 #include "backends.h"
 #include "common.h"
+#include "output_file.h"
 #include "terminal.h"
 
 namespace offload::tools {
@@ -16,7 +15,8 @@ namespace {
 constexpr std::string_view kProgram = "offload-probe";
 
 struct ProbeFlags {
-  std::string out, threads, disk_file, name;
+  std::optional<std::string> out;
+  std::string threads, disk_file, name;
 };
 
 std::string today() {
@@ -26,19 +26,6 @@ std::string today() {
   return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
 }
 
-// Beside the target first, so that a failed write leaves an old file alone.
-void write_file(const std::string& path, std::string_view text) {
-  const std::string draft = path + ".new";
-  std::ofstream file(draft, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file || std::rename(draft.c_str(), path.c_str()) != 0) {
-    const int reason = errno;
-    unlink(draft.c_str());
-    throw_error(ErrorCode::input, "-o {}: {}", printable(path, 4096), std::strerror(reason));
-  }
-}
-
 int run(const ProbeFlags& flags) {
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   const auto threads =
@@ -46,17 +33,20 @@ int run(const ProbeFlags& flags) {
   const ProbeOptions options{.name = flags.name.empty() ? fmt::format("this machine, {} threads", threads) : flags.name,
                              .when = fmt::format("{} by {} --threads {}", today(), kProgram, threads),
                              .disk_file = flags.disk_file};
+  std::optional<OutputFile> file;
+  if (flags.out) file.emplace("-o", *flags.out);
   const Machine machine = probe_machine(host_probe(threads), options, [](std::string_view what) {
     stop_if_interrupted();
     say(kProgram, fmt::format("measuring {}", what));
   });
   const std::string text = machine_text(machine);
   parse_machine(text, "the measured machine");  // what a reader would refuse is never written
-  if (flags.out.empty()) {
+  if (!file) {
     write_output(text);
   } else {
-    write_file(flags.out, text);
-    say(kProgram, fmt::format("wrote {}; use it with offload-plan --machine", printable(flags.out, 4096)));
+    file->write(text);
+    file->finish();
+    say(kProgram, fmt::format("wrote {}; use it with offload-plan --machine", printable(file->path(), 4096)));
   }
   return 0;
 }
@@ -67,7 +57,7 @@ int run_main(int argc, char** argv) {
       "machine is idle. Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
       std::string(kProgram));
   ProbeFlags flags;
-  app.add_option("-o", flags.out, "the machine file; default: standard output")->type_name("FILE.json");
+  add_text_option(app, "-o", flags.out, "FILE.json", "the machine file; default: standard output");
   app.add_option("--threads", flags.threads, "cores to use; default: all")->type_name("N");
   app.add_option("--disk-file", flags.disk_file, "a large file on the disk to measure; default: the disk is left out")
       ->type_name("FILE");

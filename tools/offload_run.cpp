@@ -14,6 +14,7 @@
 #include "prompt.h"
 #include "run_report.h"
 #include "terminal.h"
+#include "trace_file.h"
 
 namespace offload::tools {
 namespace {
@@ -31,14 +32,7 @@ struct RunFlags {
 void add_flags(CLI::App& app, RunFlags& flags) {
   const auto text = [&](const char* group) {
     return [&app, group](const char* name, std::optional<std::string>& value, const char* type, const char* help) {
-      const auto set = [&value](const CLI::results_t& results) {
-        value = results.back();
-        return true;
-      };
-      app.add_option(name, set, help)
-          ->type_name(type)
-          ->group(group)
-          ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+      add_text_option(app, name, value, type, help)->group(group);
     };
   };
   const auto prompt = text("Prompt (one of the first four; else standard input, or a chat on a terminal)");
@@ -168,6 +162,7 @@ int answer_once(const Settings& settings, const RunFlags& flags, const TextModel
                 const GenerationOptions& options, int64_t vocab) {
   std::optional<LogitsFile> logits_file;
   if (flags.logits_out) logits_file.emplace(*flags.logits_out, vocab);
+  TraceFile trace(kProgram, settings.trace);
   const LoadedEngine loaded = load_engine(settings, false);
   if (flags.shared.verbose) write_error(plan_table(settings, *loaded.engine));
   Session session(*loaded.engine);
@@ -185,7 +180,8 @@ int answer_once(const Settings& settings, const RunFlags& flags, const TextModel
   printer.finish();
   if (flags.shared.json) write_output(json_text(run_json(report, settings, *loaded.engine)));
   say(kProgram, run_summary(report.result));
-  if (report.result.finish_reason == FinishReason::interrupted) return exit_code(ErrorCode::interrupted);
+  trace.write(loaded.engine->trace());
+  if (report.result.finish_reason == FinishReason::interrupted) return interrupted_exit();
   if (logits_file) logits_file->finish();
   return 0;
 }
@@ -201,16 +197,23 @@ int chat_on_terminal(const Settings& settings, const RunFlags& flags, const Text
   Conversation probe = conversation;  // a model that cannot chat is refused before it is loaded
   add_message(probe, "user", "?");
   static_cast<void>(model.encode(probe));
+  TraceFile trace(kProgram, settings.trace);
   const LoadedEngine loaded = load_engine(settings, false);
   if (flags.shared.verbose) write_error(plan_table(settings, *loaded.engine));
   Session session(*loaded.engine);
-  chat(kProgram, session, model, std::move(conversation), {options, flags.shared.verbose});
+  try {
+    chat(kProgram, session, model, std::move(conversation), {options, flags.shared.verbose});
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::interrupted) trace.write(loaded.engine->trace());
+    throw;
+  }
+  trace.write(loaded.engine->trace());
   return 0;
 }
 
 int run(const RunFlags& flags) {
   const PromptSource asked = prompt_source(flags.prompt);
-  if (flags.logits_out) check_logits_path(*flags.logits_out);
+  if (flags.logits_out) check_output_path("--logits-out", *flags.logits_out);
   const Settings settings = settings_of(flags.shared);
   if (settings.is_bundled_demo)
     say(kProgram, fmt::format("no --model given; using the bundled demo {}", printable(settings.model_dir, 4096)));
@@ -219,7 +222,7 @@ int run(const RunFlags& flags) {
 
   const ModelSpec spec = load_model_spec(settings.model_dir);
   const int64_t context = Engine::context_of(settings.engine_options(), spec);
-  const TextModel model = TextModel::load(settings.model_dir);
+  const TextModel model = TextModel::load(settings.model_dir, spec.vocab);
   const GenerationOptions options = generation_options(flags, model.defaults(), settings.seed);
   check_generation(options, model.tokenizer());
   const bool reads_stdin = asked == PromptSource::none && isatty(STDIN_FILENO) != 1;

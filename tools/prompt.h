@@ -40,7 +40,8 @@ void add_message(Conversation& conversation, std::string_view role, std::string_
 
 class TextModel {
  public:
-  static TextModel load(const std::string& model_dir);
+  // `vocab`: rows of the model, which every token of the tokenizer's vocabulary must have.
+  static TextModel load(const std::string& model_dir, int64_t vocab);
 
   const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
   const GenerationDefaults& defaults() const { return defaults_; }

@@ -83,6 +83,7 @@ OrderedJson run_json(const RunReport& report, const Settings& settings, const En
 std::string run_summary(const GenerationResult& result) {
   std::string summary = fmt::format("{} prompt tokens", result.prompt_tokens);
   if (result.reused_tokens > 0) summary += fmt::format(" ({} reused)", result.reused_tokens);
+  if (result.prefill_was_cut()) return summary + fmt::format(", interrupted after {:.2f} s", result.prefill_s);
   summary += fmt::format(" in {:.2f} s ({:.1f} tok/s), {} tokens", result.prefill_s, result.prefill_tokens_per_s(),
                          result.tokens.size());
   if (result.tokens.size() > 1) summary += fmt::format(" at {:.1f} tok/s", result.decode_tokens_per_s());

@@ -27,7 +27,8 @@ struct RunReport {
   double load_s = 0;
 };
 OrderedJson run_json(const RunReport& report, const Settings& settings, const Engine& engine);
-// "24 prompt tokens in 0.31 s (77.4 tok/s), 8 tokens at 30.1 tok/s, stop"
+// "24 prompt tokens in 0.31 s (77.4 tok/s), 8 tokens at 30.1 tok/s, stop", or "24 prompt tokens, interrupted after 0.31
+// s".
 std::string run_summary(const GenerationResult& result);
 
 // One line; invalid UTF-8 cannot occur in it, and is replaced if it does.

@@ -18,17 +18,19 @@ namespace {
 
 // A signal handler can reach nothing but statics.
 std::atomic<bool> interrupt_pending{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
+std::atomic<int> ending_signal{0};  // SIGTERM or SIGHUP once it came
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
 std::array<int, 2> wake_pipe{-1, -1};  // readable while an interrupt is pending, for poll
 
-extern "C" void on_interrupt(int) {
+extern "C" void on_signal(int number) {
   const int error = errno;
-  if (interrupt_pending.exchange(true)) {
-    std::signal(SIGINT, SIG_DFL);
-    std::raise(SIGINT);
-  } else {
+  if (number != SIGINT) ending_signal = number;
+  if (!interrupt_pending.exchange(true)) {
     const char byte = 0;
     static_cast<void>(!write(wake_pipe[1], &byte, 1));
+  } else if (number == SIGINT) {
+    std::signal(SIGINT, SIG_DFL);
+    std::raise(SIGINT);
   }
   errno = error;
 }
@@ -55,10 +57,15 @@ void prepare_process() {
   if (pipe2(wake_pipe.data(), O_CLOEXEC | O_NONBLOCK) != 0)
     throw_error(ErrorCode::resource, "no pipe for signals: {}", std::strerror(errno));
   struct sigaction action {};
-  action.sa_handler = on_interrupt;
+  action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
+  for (const int number : {SIGTERM, SIGHUP}) {
+    struct sigaction inherited {};
+    sigaction(number, nullptr, &inherited);
+    if (inherited.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);  // nohup has a say
+  }
   std::signal(SIGPIPE, SIG_IGN);
 }
 
@@ -66,7 +73,13 @@ bool interrupted() {
   return interrupt_pending.load(std::memory_order_relaxed);
 }
 
+int interrupted_exit() {
+  const int number = ending_signal;
+  return 128 + (number != 0 ? number : SIGINT);
+}
+
 void clear_interrupt() {
+  if (ending_signal != 0) return;
   std::array<char, 16> bytes;
   while (::read(wake_pipe[0], bytes.data(), bytes.size()) > 0) {
   }

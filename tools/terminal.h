@@ -1,5 +1,5 @@
-// What a program of this project does with its terminal: Ctrl-C, standard output that may close, progress of a load,
-// lines typed by a user.
+// What a program of this project does with its terminal: Ctrl-C and its like, standard output that may close, progress
+// of a load, lines typed by a user.
 //
 // Text for the user's next program goes to standard output through write_output(), everything else to standard error
 // through say(). No escape codes and no carriage returns unless standard error is a terminal. Everything here belongs
@@ -15,12 +15,15 @@
 namespace offload::tools {
 
 // Before anything else: gives closed standard descriptors a place (so that no file of ours becomes one of them), has
-// Ctrl-C noted instead of killing, and a closed pipe reported by write instead of killing.
+// Ctrl-C, SIGTERM and SIGHUP noted instead of killing, and a closed pipe reported by write instead of killing.
 void prepare_process();
 
-// True from a Ctrl-C until clear_interrupt(). A second Ctrl-C in that time kills the program.
+// True from a Ctrl-C until clear_interrupt(); a second Ctrl-C in that time kills the program. True for good from a
+// SIGTERM or SIGHUP on.
 bool interrupted();
 void clear_interrupt();
+// What a shell shows for death by the signal that came: 130, or 143 and 129.
+int interrupted_exit();
 // Throws Error{interrupted} when interrupted().
 void stop_if_interrupted();
 

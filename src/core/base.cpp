@@ -64,6 +64,10 @@ std::string printable(std::string_view text, size_t bytes_max) {
   return out;
 }
 
+std::string number_text(double value) {
+  return value == value ? fmt::format("{}", value) : "nan";
+}
+
 void assertion_failed(const char* condition, const char* file, int line) {
   std::fprintf(stderr, "offload: bug: assertion failed at %s:%d: %s\n", file, line, condition);
   std::abort();

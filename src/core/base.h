@@ -48,6 +48,9 @@ int exit_code(ErrorCode code);
 // `bytes_max` bytes, so that hostile names cannot break a terminal or a log line.
 std::string printable(std::string_view text, size_t bytes_max = 200);
 
+// For a message: shortest text that reads back as `value`; a NaN is "nan", whatever its sign bit says.
+std::string number_text(double value);
+
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line);
 
 }  // namespace offload

@@ -1,6 +1,10 @@
 #include "core/chat_template.h"
 
+#include <algorithm>
+#include <deque>
+#include <exception>
 #include <filesystem>
+#include <set>
 
 #include "core/jinja/interpreter.h"
 #include "core/jinja/parser.h"
@@ -14,7 +18,8 @@ using jinja::Mapping;
 using jinja::Trust;
 using jinja::Value;
 
-constexpr int64_t kTokenizerConfigBytesMax = int64_t{64} << 20;  // some list thousands of added tokens, in a few MB
+constexpr int64_t kTokenizerConfigBytesMax = int64_t{64} << 20;   // some list thousands of added tokens, in a few MB
+constexpr auto kReplace = OrderedJson::error_handler_t::replace;  // of invalid UTF-8
 constexpr std::string_view kPointerStart = "version https://git-lfs.github.com/spec/";
 
 jinja::Program parse(std::string_view source, std::string origin) {
@@ -36,7 +41,43 @@ void check_messages(const OrderedJson& messages) {
     if (role == messages[i].end() || !role->is_string())
       throw_error(ErrorCode::usage, "messages[{}].role: expected a string, found {}", i,
                   role == messages[i].end() ? "nothing" : role->type_name());
+    const auto content = messages[i].find("content");
+    if (content == messages[i].end() || content->is_null() || content->is_string()) continue;
+    if (!content->is_array())
+      throw_error(ErrorCode::usage, "messages[{}].content: expected a string, a list of parts or null, found {}", i,
+                  content->type_name());
+    for (size_t j = 0; j < content->size(); ++j)
+      if (!content->at(j).is_object())
+        throw_error(ErrorCode::usage,
+                    "messages[{}].content[{}]: expected an object as {{\"type\": \"text\", \"text\": ...}}, found {}",
+                    i, j, content->at(j).type_name());
   }
+}
+
+bool is_text_part(const OrderedJson& part) {
+  const auto type = part.find("type"), text = part.find("text");
+  return type != part.end() && *type == "text" && text != part.end() && text->is_string();
+}
+
+bool is_all_text(const OrderedJson& parts) {
+  return std::all_of(parts.begin(), parts.end(), is_text_part);
+}
+
+// The texts of a content's parts, line by line. Throws Error{usage} naming a part that has none.
+std::string joined_text(const OrderedJson& parts, const std::string& where) {
+  std::string joined;
+  for (size_t j = 0; j < parts.size(); ++j) {
+    const auto type = parts[j].find("type"), text = parts[j].find("text");
+    if (type == parts[j].end() || *type != "text")
+      throw_error(ErrorCode::usage, "{}[{}]: the chat template takes text alone, found a part of type {}", where, j,
+                  type == parts[j].end() ? "nothing" : printable(type->dump(-1, ' ', false, kReplace)));
+    if (!is_text_part(parts[j]))
+      throw_error(ErrorCode::usage, "{}[{}].text: expected a string, found {}", where, j,
+                  text == parts[j].end() ? "nothing" : text->type_name());
+    if (j > 0) joined += '\n';
+    joined += text->get_ref<const std::string&>();
+  }
+  return joined;
 }
 
 void check_options(const RenderOptions& options) {
@@ -51,19 +92,34 @@ void check_options(const RenderOptions& options) {
 
 enum class NullContent { keep, empty };
 
-// The values of one rendering. Remembers where tool-call arguments were no JSON object.
+// How a conversation is put to a template.
+struct Form {
+  NullContent null_content = NullContent::keep;
+  std::set<size_t> joined;  // messages whose parts are given as one string
+};
+
+// The values of one rendering. Remembers where tool-call arguments were no JSON object, and which parts of contents the
+// template has looked into.
 class Converter {
  public:
-  Converter(Heap& heap, NullContent null_content) : heap_(heap), null_content_(null_content) {}
+  // Both outlive the rendering.
+  Converter(Heap& heap, const Form& form) : heap_(heap), form_(form) {}
 
   Value messages(const OrderedJson& messages) {
     std::vector<Value> made;
     made.reserve(messages.size());
-    for (size_t i = 0; i < messages.size(); ++i) made.push_back(message(messages[i], fmt::format("messages[{}]", i)));
+    for (size_t i = 0; i < messages.size(); ++i) made.push_back(message(messages[i], i));
     return heap_.list(std::move(made));
   }
 
   bool had_null_content() const { return had_null_content_; }
+  // Messages with a part that the template has not looked into.
+  std::set<size_t> unread() const {
+    std::set<size_t> messages;
+    for (const Part& part : parts_)
+      if (!part.is_read) messages.insert(part.message);
+    return messages;
+  }
   const std::string& broken_arguments() const { return broken_arguments_; }
 
  private:
@@ -73,14 +129,27 @@ class Converter {
 
   Value content_of_null() {
     had_null_content_ = true;
-    return null_content_ == NullContent::keep ? Value::null_content() : heap_.string(std::string_view());
+    return form_.null_content == NullContent::keep ? Value::null_content() : heap_.string(std::string_view());
   }
 
-  Value message(const OrderedJson& json, const std::string& where) {
+  Value content_of_parts(const OrderedJson& parts, size_t index) {
+    if (parts.empty() || form_.joined.contains(index))
+      return heap_.from_json(OrderedJson(joined_text(parts, fmt::format("messages[{}].content", index))),
+                             Trust::untrusted);
+    const Value list = heap_.from_json(parts, Trust::untrusted);
+    for (const Value& part : list.as_sequence().items)
+      part.as_mapping().is_read = &parts_.emplace_back(Part{index}).is_read;
+    return list;
+  }
+
+  Value message(const OrderedJson& json, size_t index) {
+    const std::string where = fmt::format("messages[{}]", index);
     Mapping* made = heap_.mapping();
     for (const auto& [key, value] : json.items()) {
       if (key == "content" && value.is_null())
         put(*made, key, content_of_null());
+      else if (key == "content" && value.is_array())
+        put(*made, key, content_of_parts(value, index));
       else if (key == "tool_calls" && value.is_array())
         put(*made, key, tool_calls(value, where + ".tool_calls"));
       else if (key == "function_call" && value.is_object())
@@ -141,8 +210,14 @@ class Converter {
     return string;
   }
 
+  struct Part {
+    size_t message;
+    bool is_read = false;
+  };
+
   Heap& heap_;
-  NullContent null_content_;
+  const Form& form_;
+  std::deque<Part> parts_;  // grows without moving
   bool in_function_ = false;
   bool had_null_content_ = false;
   std::string broken_arguments_;
@@ -262,19 +337,31 @@ RenderedPrompt ChatTemplate::render(const OrderedJson& messages, const RenderOpt
     }
   };
 
-  {
+  // Each round changes the form for good: parts that were not read are joined, then null content becomes "".
+  for (Form form;;) {
     Heap heap;
-    Converter converter(heap, NullContent::keep);
+    Converter converter(heap, form);
+    std::optional<jinja::Text> text;
+    std::exception_ptr failure;
     try {
-      jinja::Text text = attempt(heap, converter);
-      if (!heap.null_content_printed) return to_prompt(text);
+      text = attempt(heap, converter);
     } catch (const Error&) {
-      if (!converter.had_null_content() || heap.raised) throw;
+      failure = std::current_exception();
+    }
+    std::set<size_t> unread = converter.unread();
+    if (failure) std::erase_if(unread, [&](size_t i) { return !is_all_text(messages[i]["content"]); });
+    const bool may_empty = form.null_content == NullContent::keep && converter.had_null_content() &&
+                           (failure ? !heap.raised : heap.null_content_printed);
+    if (!unread.empty()) {
+      form.joined.merge(unread);
+    } else if (may_empty) {
+      form.null_content = NullContent::empty;
+    } else if (failure) {
+      std::rethrow_exception(failure);
+    } else {
+      return to_prompt(*text);
     }
   }
-  Heap heap;
-  Converter converter(heap, NullContent::empty);
-  return to_prompt(attempt(heap, converter));
 }
 
 }  // namespace offload

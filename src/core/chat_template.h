@@ -2,9 +2,8 @@
 //
 // Owns the parsed template(s). Renders as the reference does (Jinja2 with trim_blocks, lstrip_blocks and the JSON
 // filter of transformers), byte for byte, and says of every byte whether the template or the request wrote it. Refuses
-// what is not a conversation, and what a template refuses (its own sentence is in the message). Does NOT tokenize, does
-// NOT parse what a model answers, and does NOT turn content given as a list of parts into text: templates that accept
-// lists do. Immutable after construction, so any number of threads may render.
+// what is not a conversation, and what a template refuses (its own sentence is in the message). Does NOT tokenize and
+// does NOT parse what a model answers. Immutable after construction, so any number of threads may render.
 //
 // What is decided here beyond the language:
 // - Tool-call `arguments` given as JSON text become a mapping when they hold a JSON object (blank text: an empty one);
@@ -13,6 +12,10 @@
 //   is, and an error of that rendering names the message and the call.
 // - A message without content has null content. When the template fails on null content, or would print it as "None",
 //   the prompt is rendered again with "" in its place; raise_exception is not a failure in this sense.
+// - Content may be a list of parts, objects with a `type`. A template that looks into them gets them as they are. When
+// it
+//   does not, or fails, it knows strings alone: the prompt is rendered again with the texts of the parts, joined by
+//   line breaks; a part of another type than "text" is then refused by name. An empty list is "".
 #ifndef OFFLOAD_CORE_CHAT_TEMPLATE_H_
 #define OFFLOAD_CORE_CHAT_TEMPLATE_H_
 

@@ -38,29 +38,6 @@ bool exists(const std::string& path) {
   return false;
 }
 
-// Bytes read, fewer than out.size() only at the end of the file; -1 with errno when the system fails.
-int64_t read_at(int descriptor, int64_t offset, std::span<std::byte> out) {
-  size_t done = 0;
-  while (done < out.size()) {
-    const ssize_t count =
-        ::pread(descriptor, out.data() + done, out.size() - done, offset + static_cast<int64_t>(done));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return -1;
-    if (count == 0) break;
-    done += static_cast<size_t>(count);
-  }
-  return static_cast<int64_t>(done);
-}
-
-// `bytes` bytes of a file from `offset` on, fewer when it has become shorter since it was opened.
-std::string read_text(int descriptor, const std::string& path, int64_t offset, int64_t bytes) {
-  std::string text(static_cast<size_t>(bytes), '\0');
-  const int64_t count = read_at(descriptor, offset, std::as_writable_bytes(std::span(text)));
-  if (count < 0) throw_errno(path, errno);
-  text.resize(static_cast<size_t>(count));
-  return text;
-}
-
 // At most `count_max` names and how many more there are, for a message.
 template <typename Names>
 std::string listed(const Names& names, size_t count_max) {
@@ -186,8 +163,8 @@ FileDescriptor::~FileDescriptor() {
   if (value_ >= 0) ::close(value_);
 }
 
-Checkpoint Checkpoint::open(const std::string& path) {
-  Checkpoint checkpoint(path);
+Checkpoint Checkpoint::open(const std::string& path, ReadFault fault) {
+  Checkpoint checkpoint(path, std::move(fault));
   struct stat status;
   if (::stat(path.c_str(), &status) != 0) throw_errno(path, errno);
   if (S_ISDIR(status.st_mode)) {
@@ -214,12 +191,38 @@ Checkpoint::File Checkpoint::open_file(std::string path) {
   return {std::move(path), std::move(descriptor), status.st_size};
 }
 
-std::vector<TensorEntry> Checkpoint::read_header(const File& file) {
-  const int descriptor = file.descriptor.get();
+// Bytes read, fewer than out.size() only at the end of the file; -1 with errno when the system fails.
+int64_t Checkpoint::read_at(int descriptor, int64_t offset, std::span<std::byte> out) const {
+  if (const int error = fault_ ? fault_() : 0; error != 0) {
+    errno = error;
+    return -1;
+  }
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t count =
+        ::pread(descriptor, out.data() + done, out.size() - done, offset + static_cast<int64_t>(done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return -1;
+    if (count == 0) break;
+    done += static_cast<size_t>(count);
+  }
+  return static_cast<int64_t>(done);
+}
+
+// `bytes` bytes of a file from `offset` on, fewer when it has become shorter since it was opened.
+std::string Checkpoint::read_text(const File& file, int64_t offset, int64_t bytes) const {
+  std::string text(static_cast<size_t>(bytes), '\0');
+  const int64_t count = read_at(file.descriptor.get(), offset, std::as_writable_bytes(std::span(text)));
+  if (count < 0) throw_errno(file.path, errno);
+  text.resize(static_cast<size_t>(count));
+  return text;
+}
+
+std::vector<TensorEntry> Checkpoint::read_header(const File& file) const {
   const std::string origin = shown(file.path);
-  const std::string prefix = read_text(descriptor, file.path, 0, std::min(file.bytes, kFilePrefixBytes));
+  const std::string prefix = read_text(file, 0, std::min(file.bytes, kFilePrefixBytes));
   const int64_t bytes = safetensors_header_bytes(prefix, file.bytes, origin);
-  const std::string json = read_text(descriptor, file.path, 8, bytes);
+  const std::string json = read_text(file, 8, bytes);
   if (static_cast<int64_t>(json.size()) != bytes)
     throw_error(ErrorCode::input, "{}: truncated while it was read; fetch it again", origin);
   return parse_safetensors_header(json, file.bytes, origin);
@@ -227,7 +230,7 @@ std::vector<TensorEntry> Checkpoint::read_header(const File& file) {
 
 void Checkpoint::open_single(const std::string& file_path) {
   File file = open_file(file_path);
-  const std::string prefix = read_text(file.descriptor.get(), file.path, 0, std::min(file.bytes, kFilePrefixBytes));
+  const std::string prefix = read_text(file, 0, std::min(file.bytes, kFilePrefixBytes));
   if (prefix.starts_with("GGUF"))
     throw_error(ErrorCode::input, "{}: GGUF is not supported by this build yet; give a safetensors folder",
                 shown(file_path));
@@ -253,7 +256,7 @@ void Checkpoint::open_sharded(const std::string& index_path) {
   if (index.bytes > kIndexBytesMax)
     throw_error(ErrorCode::input, "{}: {} bytes, above the limit of {}", shown(index_path), index.bytes,
                 kIndexBytesMax);
-  const auto shards = parse_index(read_text(index.descriptor.get(), index_path, 0, index.bytes), index_path);
+  const auto shards = parse_index(read_text(index, 0, index.bytes), index_path);
   const std::string folder = index_path.substr(0, index_path.rfind('/') + 1);
 
   // All files before any header: who repairs a download wants the whole list.

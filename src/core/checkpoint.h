@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,10 +50,14 @@ class FileDescriptor {
   int value_;
 };
 
+// For tests: asked before each read of a checkpoint's files, from the thread that reads; the errno with which it shall
+// fail, 0 for none.
+using ReadFault = std::function<int()>;
+
 class Checkpoint {
  public:
   // `path`: a folder or one file. Throws Error naming every file that is missing, empty or malformed.
-  static Checkpoint open(const std::string& path);
+  static Checkpoint open(const std::string& path, ReadFault fault = {});
 
   // What open() was given.
   const std::string& path() const { return path_; }
@@ -93,9 +98,11 @@ class Checkpoint {
     int64_t bytes = 0;
   };
 
-  explicit Checkpoint(std::string path) : path_(std::move(path)) {}
+  Checkpoint(std::string path, ReadFault fault) : path_(std::move(path)), fault_(std::move(fault)) {}
   static File open_file(std::string path);
-  static std::vector<TensorEntry> read_header(const File& file);
+  int64_t read_at(int descriptor, int64_t offset, std::span<std::byte> out) const;
+  std::string read_text(const File& file, int64_t offset, int64_t bytes) const;
+  std::vector<TensorEntry> read_header(const File& file) const;
   void open_folder();
   void open_sharded(const std::string& index_path);
   void open_single(const std::string& file_path);
@@ -103,6 +110,7 @@ class Checkpoint {
   void sort_tensors();
 
   std::string path_;
+  ReadFault fault_;
   std::vector<File> files_;
   std::vector<TensorEntry> tensors_;
   std::vector<std::string> warnings_;

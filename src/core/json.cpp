@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -59,10 +60,8 @@ class StrictBuilder final : public nlohmann::json_sax<AnyJson> {
     return dom_.end_array();
   }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
-    const std::string text = error.what();
-    const size_t colon = text.find(": ");
     throw_error(ErrorCode::input, "{}: invalid JSON near byte {}: {}", origin_, position,
-                printable(colon == std::string::npos ? text : text.substr(colon + 2)));
+                printable(json_error_text(error.what())));
   }
 
  private:
@@ -89,6 +88,13 @@ AnyJson parse_strict(std::string_view text, std::string_view origin) {
 }
 
 }  // namespace
+
+std::string json_error_text(std::string_view message) {
+  if (!message.starts_with("[json.exception.")) return std::string(message);
+  message.remove_prefix(std::min(message.find("] "), message.size() - 2) + 2);
+  const size_t colon = message.starts_with("parse error") ? message.find(": ") : std::string_view::npos;
+  return std::string(colon == std::string_view::npos ? message : message.substr(colon + 2));
+}
 
 Json parse_json(std::string_view text, std::string_view origin) {
   return parse_strict<Json>(text, origin);

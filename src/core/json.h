@@ -24,6 +24,10 @@ inline constexpr int kJsonDepthMax = 200;
 Json parse_json(std::string_view text, std::string_view origin);
 OrderedJson parse_ordered_json(std::string_view text, std::string_view origin);
 
+// What a message of the JSON library says, without its own names and position: "[json.exception.parse_error.101] parse
+// error at line 1, column 2: syntax error ..." is "syntax error ...". Other text is left as it is.
+std::string json_error_text(std::string_view message);
+
 // Whole content of a small text file. Throws Error{input} naming the path and the system's reason, or the size when the
 // file is larger than `bytes_max`.
 std::string read_text_file(const std::string& path, int64_t bytes_max);

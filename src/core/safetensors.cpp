@@ -124,10 +124,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     return true;
   }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
-    const std::string text = error.what();
-    const size_t colon = text.find(": ");
     throw_error(ErrorCode::input, "{}: the header is invalid JSON near its byte {}: {}", origin_, position,
-                printable(colon == std::string::npos ? text : text.substr(colon + 2)));
+                printable(json_error_text(error.what())));
   }
 
  private:

@@ -29,7 +29,7 @@ std::string spelled(std::string_view field, OptionSpelling spelling) {
 void check_sampling(const SamplingOptions& options, OptionSpelling spelling) {
   const auto check = [&](std::string_view field, double value, bool holds, std::string_view expected) {
     if (!std::isfinite(value) || !holds)
-      throw_error(ErrorCode::usage, "{} is {}; expected {}", spelled(field, spelling), value, expected);
+      throw_error(ErrorCode::usage, "{} is {}; expected {}", spelled(field, spelling), number_text(value), expected);
   };
   check("temperature", options.temperature, options.temperature >= 0, "a finite number from 0 (greedy) up");
   if (options.top_k < 0 || options.top_k > kTopKMax)
@@ -70,7 +70,7 @@ void Sampler::fill_candidates(std::span<const float> logits) {
     if (std::isnan(logit) || logit == std::numeric_limits<float>::infinity())
       throw_error(ErrorCode::internal,
                   "the logits of step {} hold {} at id {}; the weights are damaged or the arithmetic overflowed",
-                  draws_, logit, i);
+                  draws_, number_text(logit), i);
     if (logit == -std::numeric_limits<float>::infinity()) continue;
     if (!allowed_.empty() && (i >= allowed_.size() || !allowed_[i])) continue;
     double value = logit;

@@ -24,6 +24,13 @@ struct Arithmetic {
   Rounding rounding = Rounding::fused;
 };
 
+// Is told what block-sparse attention selected: blocks I32 [rows, budget], counts I32 [rows], on the device.
+class SelectionObserver {
+ public:
+  virtual ~SelectionObserver() = default;
+  virtual void selected(const Tensor& blocks, const Tensor& counts) = 0;
+};
+
 struct Step {
   Backend& backend;
   Ops& ops;
@@ -32,8 +39,9 @@ struct Step {
   SequenceState& sequence;
   Collective* collective = nullptr;  // null for one rank
   Arithmetic arithmetic;
-  std::span<const int32_t> tokens;  // REQUIRES: every id is in the vocabulary
-  int64_t first = 0;                // position of tokens[0]
+  std::span<const int32_t> tokens;          // REQUIRES: every id is in the vocabulary
+  int64_t first = 0;                        // position of tokens[0]
+  SelectionObserver* selections = nullptr;  // null: nobody asks; not called when planning
 
   // Filled by the model; what it hands to a layer's blocks is one chunk of the tokens.
   Tensor rope{};         // F32 [rows, half, 2] at positions first, first + 1, ...

@@ -87,8 +87,10 @@ Tokenizer::Tokenizer(TokenizerFile file, const Json& config, std::string_view or
   if (pre_tokenizer_.byte_level() != decoder_.byte_level())
     throw_error(ErrorCode::input, "{}: pre_tokenizer and decoder must both be ByteLevel or neither", origin);
   const BpeOptions options = read_bpe_options(file.rest["model"], file.vocab, pre_tokenizer_.byte_level(), origin);
+  const bool has_merges = !file.merges.empty();
   bpe_ = BpeModel(std::move(file.vocab), std::move(file.merges), options);
   read_added_tokens(file.rest, config, origin);
+  if (!has_merges) require_merges(origin);
   build_matchers();
   read_named_tokens(config, origin);
   read_post_processor(value_or_null(file.rest, "post_processor"), origin, 0);
@@ -128,6 +130,31 @@ void Tokenizer::add_token(AddedToken token, std::string_view origin) {
     throw_error(ErrorCode::input, "{}: added token \"{}\" or its id {} is listed twice", origin,
                 printable(token.content), token.id);
   added_.push_back(std::move(token));
+}
+
+// Without a merge only single symbols are ever made: text would fall into bytes, and no error would say so.
+void Tokenizer::require_merges(std::string_view origin) const {
+  for (int32_t id = 0; id < bpe_.vocab().id_end(); ++id) {
+    const auto token = bpe_.vocab().text(id);
+    if (!token || added_table_.text(id) || bpe_.options().unk_id == id) continue;
+    if (token->empty() || static_cast<size_t>(first_code_point(*token).length) == token->size()) continue;
+    if (bpe_.options().byte_fallback && decoder_.piece(*token).fallback_byte) continue;
+    throw_error(
+        ErrorCode::input,
+        "{}: model.merges is empty, yet model.vocab holds \"{}\" (id {}), which only merges can make; export the "
+        "tokenizer again with its merges",
+        origin, printable(*token), id);
+  }
+}
+
+void Tokenizer::require_rows(int64_t rows, std::string_view origin) const {
+  for (int32_t id = bpe_.vocab().id_end(); id-- > rows;) {
+    const auto token = bpe_.vocab().text(id);
+    if (token && !added_table_.text(id))
+      throw_error(ErrorCode::input,
+                  "{}: model.vocab has \"{}\" with the id {}, the model has 0..{}; they do not belong together", origin,
+                  printable(*token), id, rows - 1);
+  }
 }
 
 void Tokenizer::build_matchers() {

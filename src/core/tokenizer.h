@@ -58,6 +58,9 @@ class Tokenizer {
 
   // Largest id + 1. Often below the model's logit rows: the rows from here on must be masked. Ids below may be holes.
   int32_t vocab_size() const { return static_cast<int32_t>(pieces_.size()); }
+  // Throws Error{input} when a token of the vocabulary has an id that a model of so many rows lacks: any text could
+  // hold it. An added token there costs only the prompts that use it.
+  void require_rows(int64_t rows, std::string_view origin) const;
   bool is_token(int32_t id) const;
   bool is_special(int32_t id) const;  // false for what is no token
   std::optional<int32_t> token_to_id(std::string_view token) const;
@@ -90,6 +93,7 @@ class Tokenizer {
   Tokenizer(TokenizerFile file, const Json& config, std::string_view origin);
   void read_added_tokens(const Json& file, const Json& config, std::string_view origin);
   void add_token(AddedToken token, std::string_view origin);
+  void require_merges(std::string_view origin) const;
   void build_matchers();
   void read_post_processor(const Json& json, std::string_view origin, int depth);
   void read_template(const Json& json, std::string_view origin);

@@ -8,8 +8,15 @@
 namespace offload {
 namespace {
 
+// How experts and tables are read, one after the other, so that one staging serves both.
+DirectReaderOptions reader_options(const EngineOptions& options) {
+  DirectReaderOptions reader{.threads = options.load_threads};
+  if (options.read_fault) reader.fault = [fault = options.read_fault](int64_t) { return fault(); };
+  return reader;
+}
+
 ResidencyLoadOptions expert_load_options(const EngineOptions& options) {
-  return {.threads = options.load_threads};
+  return {.threads = options.load_threads, .reader = reader_options(options)};
 }
 
 // Bytes that a rank may use of its device.
@@ -72,7 +79,7 @@ void Engine::open(const EngineOptions& options) {
     source_ = dummy_source(options.seed);
     return;
   }
-  checkpoint_ = Checkpoint::open(options.model_dir);
+  checkpoint_ = Checkpoint::open(options.model_dir, options.read_fault);
   for (const std::string& warning : checkpoint_->warnings()) warnings_.push_back(warning);
   tensors_.emplace(checkpoint_->tensors(), checkpoint_->path());
   source_ = checkpoint_source(*checkpoint_, *tensors_);
@@ -85,6 +92,10 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
   OFL_ASSERT(devices.host_ops.empty() || devices.host_ops.size() == devices.backends.size());
   if (options.cache.host_permille > 0 && devices.host_ops.empty())
     throw_error(ErrorCode::usage, "--cpu-experts: the CPU cannot compute experts beside this device; use off");
+  const int64_t origin_ns = RankTrace::now_ns();
+  for (int r = 0; r < world && options.trace_events > 0; ++r)
+    traces_.push_back(
+        std::make_unique<RankTrace>(*devices.backends[static_cast<size_t>(r)], r, options.trace_events, origin_ns));
   const std::vector<ExpertLayer> layers = Model::expert_layers(spec_);
   residency_.emplace(*source_, layers, Model::expert_shape(spec_, expert_dtype(*source_, layers.front())),
                      ResidencyOptions{.form = options.shard, .world = world});
@@ -115,7 +126,9 @@ std::unique_ptr<RankContext> Engine::plan_rank(const EngineOptions& options, con
                            .context = context_,
                            .chunk = chunk_,
                            .group = group_,
-                           .cache = options.cache};
+                           .cache = options.cache,
+                           .verify = options.verify_ranks,
+                           .trace = traces_.empty() ? nullptr : traces_[static_cast<size_t>(rank)].get()};
   Ops* host_ops = devices.host_ops.empty() ? nullptr : devices.host_ops[static_cast<size_t>(rank)];
   const auto make = [&] {
     return std::make_unique<RankContext>(spec_, rank_options, backend, host_ops, collective, *source_, *residency_);
@@ -143,6 +156,7 @@ void Engine::plan_budget(const EngineOptions& options) {
   budget_.add("experts", memory_.experts, host);
   budget_.add("tables", memory_.tables, host);
   budget_.add("load staging", residency_->load_staging_bytes(expert_load_options(options)), host);
+  if (options.trace_events > 0) budget_.add("trace", world() * TraceBuffer::bytes_of(options.trace_events), host);
   for (int r = 0; r < world(); ++r) {
     const RankMemory& memory = rank(r).memory();
     Backend& backend = rank(r).backend();
@@ -169,7 +183,7 @@ void Engine::load(const EngineOptions& options, const Devices& devices) {
   };
   std::vector<HostTable*> tables;
   for (const auto& table : tables_) {
-    table->load(progress);
+    table->load(reader_options(options), progress);
     tables.push_back(table.get());
   }
   for (const auto& rank : ranks_) rank->load(tables, progress);
@@ -190,6 +204,23 @@ int64_t Engine::cpu_expert_bytes() const {
     bytes += rank->backend().name() == "cpu" ? executor.expert_bytes() : executor.host_expert_bytes();
   }
   return bytes;
+}
+
+RoutingShape Engine::routing_shape() const {
+  return {residency_->layers(), residency_->shape().experts, spec_.layers.front().moe.top_k};
+}
+
+std::vector<const TraceBuffer*> Engine::trace() {
+  if (traces_.empty()) return {};
+  run_ranks([&](int rank) { ranks_[static_cast<size_t>(rank)]->drain_lanes(); });
+  std::vector<const TraceBuffer*> buffers;
+  for (const auto& trace : traces_) buffers.push_back(&trace->buffer());
+  return buffers;
+}
+
+void Engine::clear_trace() {
+  static_cast<void>(trace());
+  for (const auto& each : traces_) each->clear();
 }
 
 Sequence Engine::new_sequence() {

@@ -51,6 +51,13 @@ struct EngineOptions {
   std::optional<int64_t> vram_budget_bytes = {};
   bool plan_only = false;  // checks the checkpoint and fills memory(), then stops; feed() and new_sequence() are off
   Arithmetic arithmetic;
+  // Events of each rank that trace() keeps; 0: nothing is recorded.
+  int64_t trace_events = 0;
+  // Compares after every step what attention selected on each rank, too: the host then waits for the device at each
+  // layer that selects. For tests, and for a build or a machine in doubt.
+  bool verify_ranks = false;
+  // For tests: see ReadFault.
+  ReadFault read_fault = {};
   // Told the bytes loaded so far and in all. May throw Error{interrupted} to stop the load.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
@@ -103,6 +110,13 @@ class Engine {
   // Of routed experts that the host's cores computed so far, on all ranks: each run of one expert counts its weights
   // once. On the CPU backend these are all.
   int64_t cpu_expert_bytes() const;
+  RoutingShape routing_shape() const;
+  // Each step's routing goes to `recorder` from now on; null: no longer. The recorder outlives its use.
+  void record_routing(RoutingRecorder* recorder) { ranks_.front()->record_routing(recorder); }
+  // What ran since the load or the last clear_trace(), one buffer per rank; none without trace_events. Waits for the
+  // work under way.
+  std::vector<const TraceBuffer*> trace();
+  void clear_trace();
 
   // A fresh sequence; the engine outlives it. Throws Error{resource}.
   Sequence new_sequence();
@@ -140,6 +154,7 @@ class Engine {
   std::optional<Residency> residency_;
   std::vector<std::unique_ptr<RamTable>> tables_;
   std::vector<Collective*> collectives_;
+  std::vector<std::unique_ptr<RankTrace>> traces_;  // by rank; empty: nothing is recorded
   std::vector<std::unique_ptr<RankContext>> ranks_;
   std::unique_ptr<RankTeam> team_;
   std::vector<float> logits_;  // [kLogitTile, vocab] on the host

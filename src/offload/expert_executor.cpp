@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "offload/rank_trace.h"
+
 namespace offload {
 namespace {
 
@@ -67,6 +69,8 @@ void ExpertExecutor::run(const RoutedExperts& step) {
   present_.resize(slots);
   if (backend_.ops().planning()) return plan(step);
 
+  std::optional<HostSpan> wait(std::in_place, trace_, "wait_routing",
+                               TraceSubject{.layer = static_cast<int32_t>(step.layer)});
   backend_.download(step.ids, std::as_writable_bytes(std::span(ids_)));
   for (size_t i = 0; i < slots; ++i) {
     OFL_ASSERT(ids_[i] >= 0 && ids_[i] < residency_.local_shape().experts);
@@ -75,6 +79,8 @@ void ExpertExecutor::run(const RoutedExperts& step) {
   }
   group_by_expert(step.ids.dim(1));
   backend_.compute_lane().copy_in(present_, step.present);
+  wait.reset();
+  if (recorder_ != nullptr) recorder_->record(step.layer, phase_, ids_);
   if (cache_ != nullptr)
     run_from_cache(step);
   else
@@ -113,13 +119,15 @@ void ExpertExecutor::run_in_place(const RoutedExperts& step) {
 }
 
 // The copy starts when the slot's last reader is done.
-void ExpertExecutor::issue_copy(ExpertKey key, int64_t slot) {
+void ExpertExecutor::issue_copy(std::string_view name, ExpertKey key, int64_t slot) {
   cache_->begin_fill(slot, key);
   Lane& lane = backend_.copy_lane();
   lane.wait(read_event(slot));
   const int64_t bytes = residency_.local_shape().block_bytes();
-  lane.copy_in({residency_.block(rank_, key.layer, key.expert), static_cast<size_t>(bytes)},
-               Tensor(slot_data(slot), DType::u8, {bytes}));
+  traced_on_lane(trace_, lane, SimLane::copy, name, {.layer = key.layer, .expert = key.expert, .bytes = bytes}, [&] {
+    lane.copy_in({residency_.block(rank_, key.layer, key.expert), static_cast<size_t>(bytes)},
+                 Tensor(slot_data(slot), DType::u8, {bytes}));
+  });
   lane.record(ready_event(slot));
   ++copies_;
 }
@@ -172,7 +180,7 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
     for (; copies_issued_to < count; ++copies_issued_to) {
       const PlannedRun& run = run_at(copies_issued_to);
       if (run.copy_first && run.after_run >= runs_issued) return;
-      if (run.copy_first) issue_copy({layer, run.expert}, run.slot);
+      if (run.copy_first) issue_copy("copy", {layer, run.expert}, run.slot);
     }
   };
   host_runs_.clear();
@@ -187,7 +195,7 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
       if (run_at(r).where == RunWhere::slab) backend_.compute_lane().record(read_event(run_at(r).slot));
   }
   for (const PlannedCopy& ahead : plan.lookahead) {
-    issue_copy(ahead.key, ahead.slot);
+    issue_copy("look_ahead", ahead.key, ahead.slot);
     filling_.push_back(ahead.slot);
   }
   if (host_runs_.empty()) return;

@@ -23,6 +23,8 @@
 
 namespace offload {
 
+class RankTrace;
+
 struct ExpertCacheOptions {
   int64_t slots = 0;  // 0: no cache, experts run where they lie
   PolicyKind policy = PolicyKind::adaptive;
@@ -50,6 +52,11 @@ class ExpertExecutor final : public ExpertRunner {
   int64_t staging_bytes() const { return host_ ? host_->bytes() : 0; }
   void allocate_staging();
 
+  // Null: nothing is recorded. The trace outlives the executor.
+  void set_trace(RankTrace* trace) { trace_ = trace; }
+  // Null: no routing is recorded. The recorder outlives its use.
+  void set_recorder(RoutingRecorder* recorder) { recorder_ = recorder; }
+
   // A step begins; says which rules the policy goes by. REQUIRES: at most kCanonicalRowsMax rows of decode.
   void begin_step(Phase phase) { phase_ = phase; }
 
@@ -73,7 +80,7 @@ class ExpertExecutor final : public ExpertRunner {
   void group_by_expert(int64_t top_k);
   void run_in_place(const RoutedExperts& step);
   void run_from_cache(const RoutedExperts& step);
-  void issue_copy(ExpertKey key, int64_t slot);
+  void issue_copy(std::string_view name, ExpertKey key, int64_t slot);
   void add_run(int32_t layer, const PlannedRun& run);
   ExpertRun run_of(const std::byte* block, int64_t expert) const;
   SwigluExpertsArgs args_of(const RoutedExperts& step, std::span<const ExpertRun> runs) const;
@@ -105,6 +112,8 @@ class ExpertExecutor final : public ExpertRunner {
   std::vector<std::byte> present_;
   int64_t runs_done_ = 0, host_runs_done_ = 0, copies_ = 0;
   uint64_t routing_hash_ = 0;
+  RankTrace* trace_ = nullptr;
+  RoutingRecorder* recorder_ = nullptr;
 };
 
 }  // namespace offload

@@ -110,6 +110,7 @@ class Decoder {
       feed(prompt.subspan(static_cast<size_t>(result_.reused_tokens)), callbacks_.should_stop);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::interrupted) throw;
+      result_.prefill_s = watch.seconds();
       return false;
     }
     result_.prefill_s = watch.seconds();
@@ -158,7 +159,7 @@ std::string_view finish_reason_name(FinishReason reason) {
 }
 
 double GenerationResult::prefill_tokens_per_s() const {
-  return prefill_s > 0 ? static_cast<double>(fed_tokens()) / prefill_s : 0;
+  return prefill_s > 0 && !prefill_was_cut() ? static_cast<double>(fed_tokens()) / prefill_s : 0;
 }
 
 double GenerationResult::decode_tokens_per_s() const {

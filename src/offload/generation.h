@@ -49,12 +49,14 @@ struct GenerationResult {
   FinishReason finish_reason = FinishReason::length;
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;  // of the prompt, found in the session
-  double prefill_s = 0;
-  double decode_s = 0;  // from the first sampled token to the last
+  double prefill_s = 0;       // until it ended or was interrupted
+  double decode_s = 0;        // from the first sampled token to the last
 
   int64_t fed_tokens() const { return prompt_tokens - reused_tokens; }
-  double prefill_tokens_per_s() const;
-  double decode_tokens_per_s() const;  // 0 when fewer than two tokens were sampled
+  // The prompt was interrupted: an unknown part of it was fed.
+  bool prefill_was_cut() const { return finish_reason == FinishReason::interrupted && tokens.empty(); }
+  double prefill_tokens_per_s() const;  // 0 when it was cut
+  double decode_tokens_per_s() const;   // 0 when fewer than two tokens were sampled
 };
 
 // What can be said about a prompt before a model is loaded. Throws Error{usage} when it is empty, longer than `context`

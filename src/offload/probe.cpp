@@ -26,7 +26,8 @@ constexpr size_t kDiskAlignment = 4096;
 
 double sensible(double value, std::string_view what) {
   if (std::isfinite(value) && value > 0) return value;
-  throw_error(ErrorCode::resource, "measuring {} gave {}; run the probe again on an idle machine", what, value);
+  throw_error(ErrorCode::resource, "measuring {} gave {}; run the probe again on an idle machine", what,
+              number_text(value));
 }
 
 struct Descriptor {

@@ -16,6 +16,10 @@ RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Back
       executor_(backend, host_ops, residency, options.slice.rank, spec.layers.front().moe.top_k, options.cache),
       layout_(options.context, options.arithmetic.activations) {
   OFL_ASSERT(options_.group >= options_.chunk);
+  if (options_.trace != nullptr && collective_ != nullptr)
+    collective_ = &traced_collective_.emplace(*collective_, backend_, *options_.trace);
+  if (options_.verify && collective_ != nullptr) selections_.emplace(backend_, options_.trace);
+  executor_.set_trace(options_.trace);
   Arena weights, workspace;
   WeightLoader loader(source_, backend_, weights);
   StateLayout layout(options.context, options.arithmetic.activations);
@@ -34,7 +38,8 @@ RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Back
 }
 
 RankContext::~RankContext() {
-  if (has_lanes_) drain();
+  if (has_lanes_) drain_lanes();
+  if (options_.trace != nullptr) backend_.ops().set_observer(nullptr);
 }
 
 void RankContext::load(std::span<HostTable* const> tables, const std::function<void(int64_t)>& progress) {
@@ -60,6 +65,7 @@ void RankContext::load(std::span<HostTable* const> tables, const std::function<v
   plan_steps(*model_, layout_, measuring);  // lets the real model size its host buffers
   backend_.ops().set_scratch(Tensor(scratch_.data(), DType::u8, {scratch_.bytes()}));
   backend_.ops().reset_cost();
+  if (options_.trace != nullptr) backend_.ops().set_observer(options_.trace);
 }
 
 Step RankContext::step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first) {
@@ -71,7 +77,8 @@ Step RankContext::step_of(SequenceState& sequence, std::span<const int32_t> toke
           .collective = collective_,
           .arithmetic = options_.arithmetic,
           .tokens = tokens,
-          .first = first};
+          .first = first,
+          .selections = selections_ ? &*selections_ : nullptr};
 }
 
 // Runs the forward pass in planning mode for the step sizes whose needs differ: each canonical row count, the chunk and
@@ -107,27 +114,36 @@ void RankContext::plan_step(Model& model, SequenceState& sequence, Arena& arena,
 
 void RankContext::forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase,
                           const Model::LayerTap& tap) {
+  const auto rows = static_cast<int64_t>(tokens.size());
+  std::optional<StepSpan> span;
+  if (options_.trace != nullptr)
+    span.emplace(*options_.trace, rows, static_cast<int64_t>(spec_.layers.size()),
+                 (rows + options_.chunk - 1) / options_.chunk);
   arena_ = Arena(workspace_.data(), arena_bytes_);
   executor_.begin_step(phase);
   step_.emplace(step_of(sequence, tokens, arena_, sequence.length()));
   try {
-    stacks_ = model_->forward(*step_, options_.chunk, tap);
+    stacks_ = model_->forward(*step_, options_.chunk, span ? span->tap(tap) : tap);
   } catch (...) {
-    drain();
+    drain_lanes();
     throw;
   }
   hidden_ = arena_.take(step_->dtype(), {std::min(step_->rows(), options_.chunk), spec_.hidden});
   hidden_first_ = -1;
   if (collective_ != nullptr && !collective_->all_equal(executor_.routing_hash()))
     throw_error(ErrorCode::internal, "the ranks routed a step differently; this is a bug of the build or the hardware");
+  if (selections_ && !collective_->all_equal(selections_->value()))
+    throw_error(ErrorCode::internal,
+                "the ranks selected different blocks in a step; this is a bug of the build or the hardware");
 }
 
-// After a step that was cut short: what it has on the lanes must not touch the next one's memory.
-void RankContext::drain() noexcept {
-  try {
-    backend_.copy_lane().drain();
-    backend_.compute_lane().drain();
-  } catch (const std::exception&) {  // the lane's own failure is thrown again by the next step that uses it
+// After a step that was cut short: what it has on a lane must not write into the next one's workspace.
+void RankContext::drain_lanes() noexcept {
+  for (Lane* lane : {&backend_.copy_lane(), &backend_.compute_lane()}) {
+    try {
+      lane->drain();
+    } catch (const std::exception&) {  // the lane's own failure is thrown again by the next step that uses it
+    }
   }
 }
 
@@ -145,11 +161,15 @@ void RankContext::logits(int64_t begin, int64_t count, int64_t stride, std::span
   const Tensor tile = arena_.take(DType::f32, {count, mine.count});
   backend_.ops()(LinearArgs{.x = hidden_.narrow(0, begin - first, count), .w = model_->lm_head(), .out = tile});
   if (stride == mine.count) {  // all of the vocabulary: no need to gather
+    const HostSpan wait(options_.trace, "wait_logits", {.rows = static_cast<int32_t>(count)});
     backend_.download(tile, std::as_writable_bytes(out.first(static_cast<size_t>(tile.elements()))));
     return;
   }
   const auto host = std::span(staged_).first(static_cast<size_t>(tile.elements()));
-  backend_.download(tile, std::as_writable_bytes(host));
+  {
+    const HostSpan wait(options_.trace, "wait_logits", {.rows = static_cast<int32_t>(count)});
+    backend_.download(tile, std::as_writable_bytes(host));
+  }
   for (int64_t r = 0; r < count; ++r)
     std::copy_n(host.begin() + r * mine.count, mine.count, out.begin() + r * stride + mine.begin);
 }

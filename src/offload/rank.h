@@ -17,7 +17,9 @@
 #include "core/sequence.h"
 #include "offload/expert_executor.h"
 #include "offload/host_table.h"
+#include "offload/rank_trace.h"
 #include "offload/residency.h"
+#include "offload/selection_hash.h"
 
 namespace offload {
 
@@ -28,6 +30,8 @@ struct RankOptions {
   int64_t chunk = 0;
   int64_t group = 0;  // tokens that pass each layer together, in chunks; at least `chunk`
   ExpertCacheOptions cache;
+  bool verify = false;         // compares selections across ranks
+  RankTrace* trace = nullptr;  // null: nothing is recorded; outlives the rank
 };
 
 // Bytes of one rank before anything is allocated: on its device, but for `staging` on the host.
@@ -68,7 +72,8 @@ class RankContext {
   const ExpertExecutor& executor() const { return executor_; }
 
   // Advances `sequence` by `tokens`, at most a group; logits() may be asked for until the next forward(), while
-  // `sequence` lives. Throws Error{internal} when the ranks were not routed alike, Aborted when another rank failed.
+  // `sequence` lives. Throws Error{internal} when the ranks were not routed alike or, with RankOptions::verify,
+  // selected other blocks; Aborted when another rank failed.
   void forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase, const Model::LayerTap& tap);
 
   // For rows [begin, begin + count) of the last forward: out[r * stride + v] for v in vocab(). REQUIRES: count <=
@@ -76,9 +81,13 @@ class RankContext {
   void logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out);
   Range vocab() const { return model_->vocab(); }
 
+  void record_routing(RoutingRecorder* recorder) { executor_.set_recorder(recorder); }
+
+  // Waits for the work under way. Its failure is thrown by the next step that uses its lane.
+  void drain_lanes() noexcept;
+
  private:
   Step step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first);
-  void drain() noexcept;
   int64_t plan_steps(Model& model, const StateLayout& layout, Arena& arena);
   void plan_step(Model& model, SequenceState& sequence, Arena& arena, std::span<const int32_t> tokens);
 
@@ -87,6 +96,8 @@ class RankContext {
   Backend& backend_;
   Collective* collective_;
   const WeightSource& source_;
+  std::optional<TracedCollective> traced_collective_;
+  std::optional<SelectionHash> selections_;
   ExpertExecutor executor_;
   StateLayout layout_;
   RankMemory memory_;

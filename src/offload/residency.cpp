@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "offload/numa.h"
+#include "offload/tensor_reader.h"
 
 namespace offload {
 namespace {
@@ -156,10 +157,6 @@ void Residency::check_placement() {
 }
 
 void Residency::read_files(const ResidencyLoadOptions& options, const LoadProgressSink& progress) {
-  const Checkpoint& checkpoint = *source_.checkpoint();
-  std::vector<ReadFile> files;
-  for (int i = 0; i < checkpoint.files(); ++i)
-    files.push_back({checkpoint.file_path(i), checkpoint.file_descriptor(i)});
   std::vector<ReadRequest> requests;
   for (int64_t layer = 0; layer < layers(); ++layer)
     for (int64_t expert = 0; expert < shape_.experts; ++expert)
@@ -176,13 +173,7 @@ void Residency::read_files(const ResidencyLoadOptions& options, const LoadProgre
       }
   DirectReaderOptions reader = options.reader;
   reader.threads = options.threads;
-  reader.name_at = [&checkpoint](int file, int64_t offset) -> std::string {
-    for (const TensorEntry& tensor : checkpoint.tensors())
-      if (tensor.file_index == file && offset >= tensor.offset && offset < tensor.offset + tensor.bytes)
-        return fmt::format("tensor {}", printable(tensor.name));
-    return "";
-  };
-  report_ = DirectReader(std::move(files), std::move(reader)).read(requests, progress);
+  report_ = read_tensors(*source_.checkpoint(), requests, std::move(reader), progress);
 }
 
 // For weights that no file holds: block by block through the source, in parallel.

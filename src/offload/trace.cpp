@@ -1,17 +1,13 @@
 #include "offload/trace.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <memory>
 
 #include "core/json.h"
 
 namespace offload {
 
-TraceBuffer::TraceBuffer(std::vector<Lane> lanes, int64_t events_max)
-    : lanes_(std::move(lanes)), events_max_(events_max) {
+TraceBuffer::TraceBuffer(std::vector<Lane> lanes, int64_t events_max, int64_t origin_ns)
+    : lanes_(std::move(lanes)), events_max_(events_max), origin_ns_(origin_ns) {
   OFL_ASSERT(events_max >= 0);
   events_.reserve(static_cast<size_t>(events_max));
 }
@@ -26,6 +22,13 @@ void TraceBuffer::complete(int32_t lane, std::string_view name, int64_t begin_ns
                            const TraceSubject& subject) {
   OFL_ASSERT(lane >= 0 && static_cast<size_t>(lane) < lanes_.size() && begin_ns <= end_ns);
   if (take_room()) events_.push_back({name, begin_ns, end_ns, subject, lane, Kind::complete});
+}
+
+TraceBuffer::Event* TraceBuffer::open(int32_t lane) {
+  OFL_ASSERT(lane >= 0 && static_cast<size_t>(lane) < lanes_.size());
+  if (!take_room()) return nullptr;
+  events_.push_back({{}, 0, kOpen, {}, lane, Kind::complete});  // within the capacity, so that no event moves
+  return &events_.back();
 }
 
 void TraceBuffer::counter(int32_t lane, std::string_view name, int64_t at_ns, int64_t value) {
@@ -89,7 +92,8 @@ std::string trace_json(std::span<const TraceBuffer* const> buffers) {
                          pids.back(), tid++, json_string(lane.name));
     }
     std::vector<const TraceBuffer::Event*> order;
-    for (const TraceBuffer::Event& event : buffer->events_) order.push_back(&event);
+    for (const TraceBuffer::Event& event : buffer->events_)
+      if (event.kind == TraceBuffer::Kind::counter || event.end_ns != TraceBuffer::kOpen) order.push_back(&event);
     std::stable_sort(order.begin(), order.end(), [](const TraceBuffer::Event* a, const TraceBuffer::Event* b) {
       if (a->lane != b->lane) return a->lane < b->lane;
       if (a->begin_ns != b->begin_ns) return a->begin_ns < b->begin_ns;
@@ -99,7 +103,7 @@ std::string trace_json(std::span<const TraceBuffer* const> buffers) {
     for (const TraceBuffer::Event* event : order) {
       const int64_t pid = pids[static_cast<size_t>(event->lane)];
       out += fmt::format("{}{{\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{}", comma, json_string(event->name), pid,
-                         first_tid + event->lane, microseconds(event->begin_ns));
+                         first_tid + event->lane, microseconds(event->begin_ns - buffer->origin_ns_));
       if (event->kind == TraceBuffer::Kind::complete) {
         out += fmt::format(",\"ph\":\"X\",\"dur\":{}", microseconds(event->end_ns - event->begin_ns));
         append_subject(out, event->subject);
@@ -110,17 +114,6 @@ std::string trace_json(std::span<const TraceBuffer* const> buffers) {
     }
   }
   return out + fmt::format("\n],\"otherData\":{{\"dropped_events\":{}}}}}\n", dropped);
-}
-
-void write_trace_json(std::span<const TraceBuffer* const> buffers, const std::string& path) {
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  std::unique_ptr<std::FILE, Close> file(std::fopen(path.c_str(), "wb"));
-  const std::string text = trace_json(buffers);
-  const bool is_written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() &&
-                          std::fflush(file.get()) == 0;
-  if (!is_written) throw_error(ErrorCode::input, "{}: {}", printable(path, 4096), std::strerror(errno));
 }
 
 }  // namespace offload

@@ -95,6 +95,7 @@ Qsa::Selection Qsa::select(const Step& step, const Tensor& index_q) const {
                            .first = step.first + begin,
                            .ratio = spec_.ratio});
   }
+  if (step.selections != nullptr && !step.ops.planning()) step.selections->selected(selection.blocks, selection.counts);
   return selection;
 }
 

@@ -91,6 +91,7 @@ Value character_of(const Text& text, int64_t index, Heap& heap) {
 }  // namespace
 
 Value get_attribute(const Value& value, const Text& name, Heap& heap) {
+  if (value.is(Kind::mapping)) value.as_mapping().note_read();
   if (is_method(value, name.bytes()))
     return heap.callable({Callable::Sort::method, name.bytes(), value, nullptr, nullptr});
   switch (value.kind()) {
@@ -119,6 +120,7 @@ Value get_item(const Value& value, const Value& key, Heap& heap) {
   if (value.is(Kind::sequence) && key.is_integral()) return item_of_sequence(value.as_sequence(), key.as_integer());
   if (value.is(Kind::string) && key.is_integral()) return character_of(value.as_text(), key.as_integer(), heap);
   if (value.is(Kind::mapping)) {
+    value.as_mapping().note_read();
     const bool hashable = !key.is(Kind::mapping) && !(key.is(Kind::sequence) && key.as_sequence().shape == Shape::list);
     if (const Value* found = hashable ? value.as_mapping().find(key, heap) : nullptr) return *found;
     if (key.is(Kind::string) && is_method(value, key.as_text().bytes()))

@@ -265,6 +265,7 @@ void write_json_array(const Sequence& sequence, const JsonStyle& style, Writer& 
 }
 
 void write_json_object(const Mapping& mapping, const JsonStyle& style, Writer& out, int depth) {
+  mapping.note_read();
   if (mapping.entries().empty()) return out.put("{}");
   std::vector<Mapping::Entry> entries = mapping.entries();
   if (style.sort_keys)

@@ -269,6 +269,7 @@ Value call_string_method(const Value& self, std::string_view name, const Argumen
 
 Value call_mapping_method(const Value& self, std::string_view name, const Arguments& arguments, Heap& heap) {
   const Mapping& mapping = self.as_mapping();
+  mapping.note_read();
   if (name == "get") {
     const Bound bound(name, arguments, {"key", "default"});
     if (const Value* found = mapping.find(bound.need(0), heap)) return *found;

@@ -444,6 +444,7 @@ bool contains(const Value& container, const Value& item, Heap& heap) {
       return found;
     }
     case Kind::mapping:
+      container.as_mapping().note_read();
       return container.as_mapping().find(item, heap) != nullptr;
     case Kind::none:
     case Kind::boolean:

@@ -145,6 +145,12 @@ class Mapping {
 
   // The JSON text this mapping was parsed from (tool-call arguments), or null.
   const Text* source = nullptr;
+  // Set when the template looks into this mapping (a part of a message's content) or writes it as JSON; null: nobody
+  // asks. Outlives the rendering.
+  bool* is_read = nullptr;
+  void note_read() const {
+    if (is_read != nullptr) *is_read = true;
+  }
 
  private:
   // Place of `key` among the entries, or -1.
