@@ -66,7 +66,8 @@ void choose_device(const SharedFlags& flags, Settings& settings) {
   if (!flags.vram_budget.empty()) settings.vram_budget_bytes = parse_gib("--vram-budget", flags.vram_budget);
   if (!flags.force_sm.empty())
     settings.force_sm = static_cast<int>(parse_integer("--force-sm", flags.force_sm, 75, 999));
-  const std::string why_not = flags.device == "cpu" ? "--device is cpu" : why_no_cuda();
+  std::string why_not = flags.device == "cpu" ? "--device is cpu" : why_no_cuda();
+  if (why_not.empty() && settings.tp > 1) why_not = fmt::format("--tp {} on GPUs is not built yet", settings.tp);
   settings.device = why_not.empty() ? "cuda" : "cpu";
   if (flags.device == "cuda" && !why_not.empty())
     throw_error(ErrorCode::usage, "--device cuda: {}; use --device cpu", why_not);
@@ -175,7 +176,7 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   text("--device", flags.device, "auto|cpu|cuda", "where to compute; auto: cuda where there is a GPU");
   text("--tp", flags.tp, "N", "ranks of tensor parallelism, as threads of this process; default 1");
   text("--context", flags.context, "N", "positions a sequence may have; default: the model's, at most 32768");
-  text("--chunk", flags.chunk, "N", "prompt tokens computed at once; default 512");
+  text("--chunk", flags.chunk, "N", "prompt tokens computed at once; default: 512 on the CPU, 2048 on a GPU");
   text("--prefill-group", flags.prefill_group, "N",
        "prompt tokens that pass each layer together, in chunks, so that an expert is copied once for them; default: 4 "
        "chunks with an expert cache, else one");
@@ -220,12 +221,12 @@ EngineOptions Settings::engine_options() const {
 Settings settings_of(const SharedFlags& flags) {
   require_choice("--load-format", flags.load_format, {"auto", "dummy"});
   Settings settings;
-  choose_device(flags, settings);
   settings.arm = flags.arm;
   settings.arithmetic = arithmetic_of(flags.arm);
   settings.dummy_weights = flags.load_format == "dummy";
   settings.seed = parse_seed("--seed", flags.seed);
   settings.tp = static_cast<int>(parse_integer("--tp", flags.tp, 1, kRanksMax));
+  choose_device(flags, settings);
   require_choice("--shard", flags.shard, {"auto", "expert", "slice"});
   if (flags.shard == "slice") settings.shard = ShardForm::slice;
   if (!flags.expert_slots.empty())

@@ -37,6 +37,12 @@ Phase phase_of(int64_t tokens) {
   return tokens <= kCanonicalRowsMax ? Phase::decode : Phase::prefill;
 }
 
+int64_t chunk_of(const EngineOptions& options, const Devices& devices, int64_t context) {
+  const bool on_host = devices.backends.front()->uses_host_memory();
+  const int64_t unasked = on_host ? Engine::kChunkDefault : Engine::kDeviceChunkDefault;
+  return std::min(options.chunk == 0 ? unasked : options.chunk, context);
+}
+
 int64_t group_of(const EngineOptions& options, const Devices& devices, int64_t chunk, int64_t context) {
   const bool has_cache = options.cache.slots > 0 || !devices.backends.front()->uses_host_memory();
   const int64_t asked = options.prefill_group > 0 ? options.prefill_group
@@ -60,7 +66,7 @@ Engine::Engine(const EngineOptions& options, const Devices& devices)
     : spec_(load_model_spec(options.model_dir)),
       warnings_(spec_.warnings),
       context_(context_of(options, spec_)),
-      chunk_(std::min(options.chunk == 0 ? kChunkDefault : options.chunk, context_)),
+      chunk_(chunk_of(options, devices, context_)),
       group_(group_of(options, devices, std::max<int64_t>(1, chunk_), context_)),
       collectives_(devices.collectives) {
   if (chunk_ < 1) throw_error(ErrorCode::usage, "--chunk {} must be at least 1", options.chunk);

@@ -38,7 +38,7 @@ struct EngineOptions {
   bool dummy_weights = false;  // made up from `seed` instead of read
   uint64_t seed = 0;
   int64_t context = 0;  // positions a sequence may have; 0: the model's own, at most kContextDefault
-  int64_t chunk = 0;    // rows of a prompt computed at once, at most; 0: kChunkDefault
+  int64_t chunk = 0;    // rows of a prompt computed at once, at most; 0: kChunkDefault or kDeviceChunkDefault
   // Tokens of a prompt that pass each layer together, in chunks, so that an expert is copied once for all of them; at
   // least a chunk, rounded up to whole ones. 0: kGroupChunks chunks with expert slots, one chunk without.
   int64_t prefill_group = 0;
@@ -86,6 +86,7 @@ class Engine {
  public:
   static constexpr int64_t kContextDefault = 32768;
   static constexpr int64_t kChunkDefault = 512;
+  static constexpr int64_t kDeviceChunkDefault = 2048;  // where memory is not the host's
   // Of a device's free memory, for what the driver takes as the run goes on.
   static constexpr int64_t kDeviceReserveBytes = int64_t{512} << 20;
   static constexpr int64_t kGroupChunks = 4;

@@ -191,7 +191,7 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
     do add_run(layer, run_at(i++));
     while (i < count && goes_with(run_at(begin), run_at(i)));
     compute(step, runs_);
-    for (int64_t r = begin; r < i; ++r)
+    for (int64_t r = begin; r < i && !policy_->is_complete(); ++r)
       if (run_at(r).where == RunWhere::slab) backend_.compute_lane().record(read_event(run_at(r).slot));
   }
   for (const PlannedCopy& ahead : plan.lookahead) {

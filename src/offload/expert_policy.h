@@ -115,6 +115,8 @@ class ExpertPolicy {
   LayerPlan on_routed(int64_t layer, const LayerRouting& routing, Phase phase);
 
   const PolicyOptions& options() const { return options_; }
+  // Whether every expert of this rank had a slot when the last plan began: nothing is copied or evicted any more.
+  bool is_complete() const { return is_complete_; }
   bool owns(int64_t expert) const { return expert % options_.world == options_.rank; }
   // The slot in which `key` lies after everything planned, or -1.
   int64_t slot_of(ExpertKey key) const { return slot_of_[index(key)]; }
