@@ -1,7 +1,8 @@
 # Whether the CUDA backend is built, and for which generations of cards.
 set(OFFLOAD_CUDA AUTO CACHE STRING "build the CUDA backend: AUTO (where nvcc is found), ON or OFF")
+# The PTX of 75 is always there.
 set(OFFLOAD_CUDA_ARCHITECTURES AUTO CACHE STRING
-    "generations with machine code, e.g. \"75;86\"; AUTO: those of this machine's cards, else 75. The PTX of 75 is always there")
+    "generations with machine code, e.g. \"75;86\"; AUTO: those of this machine's cards, else 75")
 set(OFFLOAD_HAS_CUDA FALSE)
 if(OFFLOAD_CUDA STREQUAL "OFF")
   return()

@@ -201,7 +201,7 @@ TEST_CASE("recorded_routing_has_every_step_and_offload_plan_replays_it") {
   const int64_t rows[] = {16, 16, 8, 1, 1, 1};
   for (int64_t s = 0; s < 6; ++s) {
     CHECK(trace.rows(s) == rows[s]);
-    CHECK(trace.phase(s) == (s < 2 ? Phase::prefill : Phase::decode));  // up to 8 rows are computed as decode is
+    CHECK(trace.phase(s) == (s < 3 ? Phase::prefill : Phase::decode));
   }
   const Run planned = run_program(OFFLOAD_PLAN, {"--machine", OFFLOAD_SOURCE_DIR "/configs/machines/rtx2080ti_x4.json",
                                                  "--model-config", OFFLOAD_SOURCE_DIR "/models/demo-qwen4-exp",

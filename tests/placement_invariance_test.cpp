@@ -252,7 +252,7 @@ TEST_CASE("the_n_th_allocation_that_fails_ends_the_load_with_stacks_and_staging_
     }
     REQUIRE(nth < 100);
   }
-  CHECK(failures == 5);  // weights, workspace, op scratch, expert slots; then the sequence
+  CHECK(failures == 6);  // weights, workspace, op scratch, expert slots, n-gram rows; then the sequence
 }
 
 TEST_CASE("a_prompt_interrupted_between_chunks_of_a_layer_leaves_an_engine_that_can_start_again") {

@@ -39,6 +39,7 @@ class Rig {
     options.model_dir = Golden::model_dir();
     options.context = 256;
     options.chunk = 16;
+    options.prefill_group = 16;  // a step for each chunk
     options.shard = run.shard;
     options.cache = {.slots = run.slots};
     options.trace_events = run.trace_events;

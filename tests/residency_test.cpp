@@ -112,6 +112,12 @@ bool has(const std::string& text, const std::string& part) {
   return found;
 }
 
+// Blocks of three pages, so that pieces of whole blocks can be small.
+constexpr ExpertShape kPagesShape{.experts = 9, .hidden = 32, .intermediate = 64, .dtype = DType::bf16};
+SyntheticExperts pages_model() {
+  return {.shape = kPagesShape, .layers = 2, .fused = true, .files = 3};
+}
+
 // Pins by bookkeeping; refuses or throws at a given piece.
 struct FakePins {
   int64_t refuse_at = -1, throw_at = -1, calls = 0;
@@ -307,12 +313,12 @@ TEST_CASE("a_missing_expert_is_refused_before_anything_is_loaded") {
 
 TEST_CASE("pinning_is_all_or_nothing_wherever_it_is_refused") {
   const auto source = dummy_source(3);
-  const SyntheticExperts model = model_of(true);
+  const SyntheticExperts model = pages_model(true);
   constexpr int64_t kPieceBytes = 16 << 10;
   int64_t pieces = 0;
   {
     FakePins pins;
-    Residency residency(*source, model.expert_layers(), kShape, {.world = 2});
+    Residency residency(*source, model.expert_layers(), kPagesShape, {.world = 2});
     ResidencyLoadOptions options = small_load();
     options.pinning = pins.hooks(kPieceBytes);
     residency.load(options, {});
@@ -328,7 +334,7 @@ TEST_CASE("pinning_is_all_or_nothing_wherever_it_is_refused") {
   REQUIRE(pieces >= 4);
   for (const int64_t refuse_at : {int64_t{0}, int64_t{2}, pieces - 1}) {
     FakePins pins{.refuse_at = refuse_at};
-    Residency residency(*source, model.expert_layers(), kShape, {.world = 2});
+    Residency residency(*source, model.expert_layers(), kPagesShape, {.world = 2});
     ResidencyLoadOptions options = small_load();
     options.pinning = pins.hooks(kPieceBytes);
     options.memlock_bytes = 65536;
@@ -338,17 +344,17 @@ TEST_CASE("pinning_is_all_or_nothing_wherever_it_is_refused") {
     CHECK(pins.calls == refuse_at + 1);
     REQUIRE(residency.warnings().size() == 1);
     CHECK(has(residency.warnings()[0], "RLIMIT_MEMLOCK is 64.00 KiB"));
-    if (refuse_at == 2) CHECK(has(residency.warnings()[0], "stopped at 32.00 KiB of "));
+    if (refuse_at == 2) CHECK(has(residency.warnings()[0], "stopped at 24.00 KiB of "));
     check_blocks(residency, *source, model);
   }
 }
 
 TEST_CASE("pinning_is_undone_when_the_device_faults_the_user_stops_or_the_shards_go") {
   const auto source = dummy_source(3);
-  const SyntheticExperts model = model_of(true);
+  const SyntheticExperts model = pages_model();
   ResidencyLoadOptions options = small_load();
   FakePins pins{.throw_at = 3};
-  Residency residency(*source, model.expert_layers(), kShape, {});
+  Residency residency(*source, model.expert_layers(), kPagesShape, {});
   options.pinning = pins.hooks(16 << 10);
   CHECK(error_of([&] { residency.load(options, {}); }, ErrorCode::device) == "driver fault");
   CHECK(pins.pinned.empty());
@@ -363,7 +369,7 @@ TEST_CASE("pinning_is_undone_when_the_device_faults_the_user_stops_or_the_shards
 
   FakePins kept;
   {
-    Residency owner(*source, model.expert_layers(), kShape, {});
+    Residency owner(*source, model.expert_layers(), kPagesShape, {});
     options.pinning = kept.hooks(16 << 10);
     owner.load(options, {});
     CHECK_FALSE(kept.pinned.empty());

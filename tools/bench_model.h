@@ -19,8 +19,9 @@ namespace offload::tools {
 struct ModelBenchOptions {
   int64_t prompt_tokens = 0;
   int64_t decode_tokens = 0;
-  int64_t repeat = 0;  // rounds over all arms
-  int64_t warmup = 0;  // rounds before, not counted
+  int64_t repeat = 0;            // rounds over all arms
+  int64_t warmup = 0;            // rounds before, not counted
+  bool records_routing = false;  // record_routing() may be called
 };
 
 struct ModelBenchResult {

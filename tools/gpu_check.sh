@@ -41,7 +41,8 @@ check() {
 bench() {
   local name=$1
   shift
-  check "$name" "$build/tools/offload-bench" --load-format dummy --model "$root/configs/models/qwen3.8-flash-next-12.json" "$@"
+  check "$name" "$build/tools/offload-bench" --load-format dummy \
+    --model "$root/configs/models/qwen3.8-flash-next-12.json" "$@"
   rows+=("$(grep -E '^(prefill|decode|roofs|NOT)' "$out/$name.log" | sed 's/^/    /')")
 }
 

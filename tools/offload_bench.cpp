@@ -145,7 +145,8 @@ int run_model(const BenchFlags& flags, const std::string& command) {
       .prompt_tokens = parse_integer("--prompt-tokens", flags.prompt_tokens, 1, int64_t{1} << 30),
       .decode_tokens = parse_integer("--decode-tokens", flags.decode_tokens, 0, int64_t{1} << 30),
       .repeat = parse_integer("--repeat", flags.repeat.empty() ? "3" : flags.repeat, 1, kRepeatMax),
-      .warmup = parse_integer("--warmup", flags.warmup, 0, kRepeatMax)};
+      .warmup = parse_integer("--warmup", flags.warmup, 0, kRepeatMax),
+      .records_routing = flags.trace_routing.has_value()};
   const std::vector<Settings> arms = arms_of(flags);
   if (arms.front().is_bundled_demo)
     say(kProgram, fmt::format("no --model given; using the bundled demo {}", printable(arms.front().model_dir, 4096)));

@@ -107,13 +107,22 @@ inline int canonical_threads(int64_t columns) {
   return columns < 8192 ? kWarp : kCanonicalThreads;
 }
 
-// Calls function(std::integral_constant<int, R>{}) with the least R of 1, 2, 4, 8 that holds `rows`.
-template <typename Function>
-void with_canonical_rows(int64_t rows, const Function& function) {
-  if (rows <= 1) return function(std::integral_constant<int, 1>{});
-  if (rows <= 2) return function(std::integral_constant<int, 2>{});
-  if (rows <= 4) return function(std::integral_constant<int, 4>{});
-  function(std::integral_constant<int, 8>{});
+// Calls function(vector, rows): whether rows are read in 16-byte pieces, and the least of the compiled row counts that
+// holds `rows`. What BF16 models run has them all; the rest, for oracles and odd alignments, only what it needs.
+template <bool kAllCounts, typename Function>
+void with_canonical_shape(bool aligned, int64_t rows, const Function& function) {
+  if (!aligned) return function(std::false_type{}, std::integral_constant<int, 8>{});
+  if (rows <= 1) return function(std::true_type{}, std::integral_constant<int, 1>{});
+  if constexpr (kAllCounts) {
+    if (rows <= 2) return function(std::true_type{}, std::integral_constant<int, 2>{});
+    if (rows <= 4) return function(std::true_type{}, std::integral_constant<int, 4>{});
+  }
+  function(std::true_type{}, std::integral_constant<int, 8>{});
+}
+
+template <typename TX, typename TW>
+constexpr bool is_bf16_product() {
+  return std::is_same_v<TX, bf16> && std::is_same_v<TW, bf16>;
 }
 
 }  // namespace offload::cuda

@@ -108,12 +108,8 @@ void run_canonical(const SwigluExpertsArgs& a, const CanonicalBatch& batch, bool
   };
   with_float_type(a.x.dtype(), [&](auto tx) {
     with_float_type(a.weight_dtype, [&](auto tw) {
-      with_canonical_rows(most, [&](auto rows) {
-        if (aligned)
-          go(std::true_type{}, rows, tx, tw);
-        else
-          go(std::false_type{}, rows, tx, tw);
-      });
+      constexpr bool kAllCounts = is_bf16_product<decltype(tx), decltype(tw)>();
+      with_canonical_shape<kAllCounts>(aligned, most, [&](auto vector, auto rows) { go(vector, rows, tx, tw); });
     });
   });
 }

@@ -60,19 +60,18 @@ void canonical_linear(const LinearArgs& a, cudaStream_t stream) {
   const bool aligned = rows_aligned(a.x) && rows_aligned(a.w);
   with_float_type(a.x.dtype(), [&](auto tx) {
     with_float_type(a.w.dtype(), [&](auto tw) {
-      with_canonical_rows(m, [&](auto rows) {
-        const auto with_out = [&](auto vector, auto few) {
+      constexpr bool kAllCounts = is_bf16_product<decltype(tx), decltype(tw)>();
+      with_canonical_shape<kAllCounts>(aligned, m, [&](auto vector, auto rows) {
+        const auto with_out = [&](auto few) {
           if (a.out.dtype() == DType::f32)
             go(vector, rows, few, tx, tw, float{});
           else
             go(vector, rows, few, tx, tw, tx);
         };
-        if (aligned && n <= kFewColumnsMax && decltype(rows)::value == 1)
-          with_out(std::true_type{}, std::true_type{});
-        else if (aligned)
-          with_out(std::true_type{}, std::false_type{});
-        else
-          with_out(std::false_type{}, std::false_type{});
+        if constexpr (kAllCounts && decltype(rows)::value == 1) {
+          if (n <= kFewColumnsMax) return with_out(std::true_type{});
+        }
+        with_out(std::false_type{});
       });
     });
   });

@@ -63,6 +63,7 @@ void RankContext::load(std::span<HostTable* const> tables, const std::function<v
   staged_.resize(static_cast<size_t>(std::min(kLogitTile, options_.chunk) * model_->vocab().count));
   Arena measuring;
   plan_steps(*model_, layout_, measuring);  // lets the real model size its host buffers
+  for (NgramEmbedding* user : users) user->allocate(backend_);
   backend_.ops().set_scratch(Tensor(scratch_.data(), DType::u8, {scratch_.bytes()}));
   backend_.ops().reset_cost();
   if (options_.trace != nullptr) backend_.ops().set_observer(options_.trace);

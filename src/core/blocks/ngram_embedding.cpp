@@ -56,8 +56,7 @@ void NgramEmbedding::fetch(const Step& step) {
   fetched_first_ = step.first;
   row_ids_.resize(static_cast<size_t>(rows * hash_.heads()));
   if (step.ops.planning()) {
-    if (table_ != nullptr && gathered_.bytes() < fetched_.bytes())
-      gathered_ = step.backend.allocate_host(fetched_.bytes(), "n-gram rows");
+    gathered_bytes_ = std::max(gathered_bytes_, fetched_.bytes());
     return;
   }
   gathering_ = {static_cast<std::byte*>(gathered_.data()), static_cast<size_t>(fetched_.bytes())};

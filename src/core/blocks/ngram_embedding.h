@@ -35,6 +35,8 @@ class NgramEmbedding {
     arrived_event_ = first_event;
     begun_event_ = first_event + 1;
   }
+  // Host memory for the rows of the largest step planned since. REQUIRES: before the first step that runs.
+  void allocate(Backend& backend) { gathered_ = backend.allocate_host(gathered_bytes_, "n-gram rows"); }
 
   // At the start of a step: has the copy lane gather the rows of all its tokens while the layers before this one run.
   // Its tensor lives in the step's arena until the last add_to().
@@ -59,6 +61,7 @@ class NgramEmbedding {
   Tensor fetched_;             // [rows, width] of the table's type
   int64_t fetched_first_ = 0;  // position of its first row
   std::vector<int64_t> row_ids_;
+  int64_t gathered_bytes_ = 0;
   Buffer gathered_;                 // host memory for the rows of the largest step
   std::span<std::byte> gathering_;  // of gathered_, this step's
 };
