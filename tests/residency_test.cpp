@@ -313,7 +313,7 @@ TEST_CASE("a_missing_expert_is_refused_before_anything_is_loaded") {
 
 TEST_CASE("pinning_is_all_or_nothing_wherever_it_is_refused") {
   const auto source = dummy_source(3);
-  const SyntheticExperts model = pages_model(true);
+  const SyntheticExperts model = pages_model();
   constexpr int64_t kPieceBytes = 16 << 10;
   int64_t pieces = 0;
   {
