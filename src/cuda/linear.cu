@@ -19,7 +19,7 @@ constexpr int64_t kFewColumnsMax = 1024;
 // under way, as far as the registers go.
 template <int kRows, bool kFewColumns>
 constexpr int linear_unroll() {
-  return kRows == 1 ? (kFewColumns ? 16 : 10) : kRows == 2 ? 8 : 4;
+  return kRows == 1 ? (kFewColumns ? 32 : 10) : kRows == 2 ? 8 : 4;
 }
 
 // out[m][column] for the column of each group of eight lanes; grid (columns / (blockDim.x / kRowLanes)).
