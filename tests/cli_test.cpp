@@ -365,6 +365,7 @@ TEST_CASE("bad_values_of_flags_are_usage_errors_that_name_the_flag_and_the_range
       {{"--load-format", "gguf"}, {"--load-format", "gguf", "auto, dummy"}},
       {{"--device", "tpu"}, {"--device", "tpu", "auto, cpu, cuda"}},
       {{"--device", "cuda", "--tp", "2"}, {"--device cuda: ", "use --device cpu"}},
+      {{"--look-ahead", "3"}, {"--look-ahead is \"3\"", "from 0 to 2"}},
       {{"--device", "cpu", "--vram-budget", "8"}, {"--vram-budget is for a GPU"}},
       {{"--device", "cpu", "--force-sm", "75"}, {"--force-sm is for a GPU"}},
       {{"--tp", "3"}, {"--tp 3", "4 query heads", "1, 2, 4"}},

@@ -200,7 +200,7 @@ TEST_CASE("offload_plan_prints_a_plan_replays_traces_and_refuses_in_one_line") {
     advised.push_back(text.substr(flag, value - 1 - flag));
     advised.push_back(text.substr(value, text.find_first_of(" \n", value) - value));
   }
-  REQUIRE(advised.size() == 5 + 2 * 5);
+  REQUIRE(advised.size() == 5 + 2 * 6);
   const auto planned = run_program(OFFLOAD_RUN, advised, "");
   INFO(planned.err);
   CHECK(planned.exit_code == 0);

@@ -173,6 +173,24 @@ TEST_CASE("an_allocation_that_fails_ends_the_load_or_the_sequence_with_its_own_e
   }
 }
 
+TEST_CASE("steps_take_no_device_memory_after_the_load") {
+  const Golden golden;
+  const GoldenPrompt& prompt = long_chinese(golden);
+  for (const int ranks : {1, 2})
+    for (const int64_t slots : {0, 6, 300}) {
+      int allocations = 0;
+      Rig rig({.ranks = ranks, .cache = {.slots = slots}, .chunk = 20},
+              [&](cpu::CpuBackend& backend, int) { backend.set_before_allocate([&] { ++allocations; }); });
+      Sequence sequence = rig.engine().new_sequence();
+      CHECK(allocations == ranks);  // the hook works
+      const auto ignore = [](int64_t, std::span<const float>) {};
+      rig.engine().feed(sequence, prompt.ids, Engine::LogitRows::all, ignore);
+      for (size_t i = 0; i < 4; ++i)
+        rig.engine().feed(sequence, std::span(prompt.fp32.tokens).subspan(i, 1), Engine::LogitRows::last, ignore);
+      CHECK(allocations == ranks);
+    }
+}
+
 TEST_CASE("an_interrupted_step_leaves_a_world_that_can_start_again") {
   const Golden golden;
   const GoldenPrompt& prompt = golden.prompts().front();

@@ -184,6 +184,8 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   text("--ram-budget", flags.ram_budget, "GIB", "refuse a plan that needs more host memory");
   text("--expert-slots", flags.expert_slots, "N",
        "slots of each rank's expert cache; default: on a GPU as many as fit, on the CPU 0: experts run where they lie");
+  text("--look-ahead", flags.look_ahead, "0|1|2",
+       "layers whose experts are copied into slots ahead of them; default 1");
   text("--shard", flags.shard, "expert|slice|auto", "experts over ranks: whole, or a slice of each; auto: expert");
   text("--arm", flags.arm, "NAME", "arithmetic: bf16 (default), bf16-reference, fp32");
   text("--cpu-experts", flags.cpu_experts, "auto|off|N%",
@@ -212,6 +214,7 @@ EngineOptions Settings::engine_options() const {
   options.vram_budget_bytes = vram_budget_bytes;
   options.shard = shard;
   options.cache.slots = expert_slots;
+  options.cache.lookahead_layers = look_ahead;
   options.cache.host_permille = cpu_permille;
   options.arithmetic = arithmetic;
   if (trace) options.trace_events = kTraceEvents / tp;
@@ -229,6 +232,7 @@ Settings settings_of(const SharedFlags& flags) {
   choose_device(flags, settings);
   require_choice("--shard", flags.shard, {"auto", "expert", "slice"});
   if (flags.shard == "slice") settings.shard = ShardForm::slice;
+  settings.look_ahead = static_cast<int>(parse_integer("--look-ahead", flags.look_ahead, 0, 2));
   if (!flags.expert_slots.empty())
     settings.expert_slots = parse_integer("--expert-slots", flags.expert_slots, 0, kSlotsMax);
   settings.cpu_permille = parse_cpu_experts(flags.cpu_experts, settings);

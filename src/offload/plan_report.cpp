@@ -70,7 +70,7 @@ std::string plan_text(const Plan& plan, const Machine& machine, const ModelSpec&
   out += fmt::format("  --expert-slots {}    {:.1f} % of the rank's, {:.3f} MiB each\n", policy.slots,
                      100 * static_cast<double>(policy.slots) / static_cast<double>(plan.experts_per_rank),
                      gib(plan.slot_bytes) * 1024);
-  out += fmt::format("  look-ahead {} layer(s)\n", policy.lookahead_layers);
+  out += fmt::format("  --look-ahead {}\n", policy.lookahead_layers);
   out += fmt::format("  --cpu-experts {}%     of the missed experts in decode\n", policy.host_permille / 10);
   const PlanMemory& m = plan.memory;
   out += fmt::format(
