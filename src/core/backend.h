@@ -54,7 +54,7 @@ class Lane {
   virtual ~Lane() = default;
 
   // device = host bytes. REQUIRES: contiguous, as large; both stay until the copy is done. Host memory that is neither
-  // pinned nor of allocate_host() makes the caller wait for the lane.
+  // pinned nor of allocate_host() may be read at once, so it must not be what a call() still has to write.
   virtual void copy_in(std::span<const std::byte> host, const Tensor& device) = 0;
   // function(context) on the host, in the lane's order.
   virtual void call(void (*function)(void*), void* context) = 0;
