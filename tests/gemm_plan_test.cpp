@@ -54,13 +54,22 @@ TEST_CASE("fp32_and_odd_alignment_run_on_the_ordinary_units") {
   }
 }
 
-TEST_CASE("tiles_waste_no_more_rows_than_they_must") {
-  CHECK(plan_tile_rows(9) == 64);
-  CHECK(plan_tile_rows(64) == 64);
-  CHECK(plan_tile_rows(128) == 64);
-  CHECK(plan_tile_rows(160) == 64);  // 3 x 64 instead of 2 x 128
-  CHECK(plan_tile_rows(250) == 128);
-  CHECK(plan_tile_rows(8192) == 128);
+TEST_CASE("tiles_waste_no_more_rows_than_they_must_and_are_wide_where_shared_memory_holds_them") {
+  DeviceCaps small, large;
+  small.shared_bytes = 99 << 10;
+  large.shared_bytes = 227 << 10;
+  const auto rows = [&](int64_t average) { return plan_tile(GemmKernel::mma_bf16, average, small).rows; };
+  CHECK(rows(9) == 64);
+  CHECK(rows(64) == 64);
+  CHECK(rows(128) == 64);
+  CHECK(rows(160) == 64);  // 3 x 64 instead of 2 x 128
+  CHECK(rows(250) == 128);
+  CHECK(rows(8192) == 128);
+  CHECK(plan_tile(GemmKernel::mma_bf16, 160, small).columns == 128);
+  CHECK(plan_tile(GemmKernel::mma_bf16, 160, large).columns == 256);
+  CHECK(plan_tile(GemmKernel::mma_bf16, 9, large).columns == 128);
+  CHECK(plan_tile(GemmKernel::mma_scaled, 160, large).columns == 128);
+  CHECK(plan_tile(GemmKernel::simt, 8192, large).rows == 64);
 }
 
 TEST_CASE("a_forced_generation_takes_capabilities_away_and_adds_none") {

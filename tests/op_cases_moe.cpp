@@ -1,4 +1,5 @@
-// Cases of the mixture of experts: router_topk, swiglu_experts, moe_combine.
+// Cases of the mixture of experts: router_topk, swiglu_experts, swiglu_routed, moe_combine.
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -125,6 +126,79 @@ void append_all_experts(std::vector<OpCase>& cases) {
         }
 }
 
+// `skew`: of the rows that choose expert 0 first; the others choose at random. `absent`: every third expert is in no
+// row of the slab, whose rows are in another order than the experts and two more than needed.
+struct RoutedShape {
+  int64_t rows, k, experts, hidden, intermediate;
+  double skew = 0;
+  bool absent = false;
+  int64_t pad = 0;
+};
+
+void append_routed(std::vector<OpCase>& cases, DType a, DType w, DType out, Rounding rounding, const RoutedShape& s) {
+  const Fill ids = [=](CaseRandom& random, std::span<double> values) {
+    for (size_t r = 0; r < static_cast<size_t>(s.rows); ++r) {
+      const std::span row = values.subspan(r * static_cast<size_t>(s.k), static_cast<size_t>(s.k));
+      for (size_t i = 0; i < row.size(); ++i) {
+        do row[i] = i == 0 && random.uniform() < s.skew ? 0 : static_cast<double>(random.below(s.experts));
+        while (std::find(row.begin(), row.begin() + static_cast<std::ptrdiff_t>(i), row[i]) !=
+               row.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+  };
+  std::vector<double> slots;
+  for (int64_t e = 0; e < s.experts; ++e)
+    slots.push_back(s.absent && e % 3 == 1 ? -1.0 : static_cast<double>(s.experts + 1 - e));
+  const int64_t elements = 3 * s.intermediate * s.hidden;
+  const auto spread = normal(1.0 / std::sqrt(static_cast<double>(s.hidden)));
+  const bool flips_show = a == DType::bf16 && out == DType::f32;
+  const bool rounded = a == DType::bf16 && rounding == Rounding::reference;
+  cases.push_back(
+      {"swiglu_routed",
+       fmt::format("swiglu_routed/x={},w={},out={},{}/rows={},k={},experts={},hidden={},intermediate={},"
+                   "skew={},absent={},pad={}",
+                   label(a), label(w), label(out), label(rounding), s.rows, s.k, s.experts, s.hidden, s.intermediate,
+                   s.skew, s.absent, s.pad),
+       {padded(input("x", a, {s.rows, s.hidden}), s.pad), input("ids", DType::i32, {s.rows, s.k}, ids),
+        padded(input("slab", w, {s.experts + 2, elements}, spread), s.pad),
+        input("slots", DType::i32, {s.experts}, literal(slots)),
+        padded(output("out", out, {s.rows * s.k, s.hidden}), s.pad), output("present", DType::u8, {s.rows, s.k})},
+       [=](Ops& ops, Tensors t) {
+         ops(SwigluRoutedArgs{.x = t[0],
+                              .ids = t[1],
+                              .slab = t[2],
+                              .slots = t[3],
+                              .out = t[4],
+                              .present = t[5],
+                              .intermediate = s.intermediate,
+                              .rounding = rounding});
+       },
+       flips_show ? tolerances::sum_of_sums_in_f32
+       : rounded  ? tolerances::sum_of_sums_rounded
+                  : tolerances::sum_of_sums});
+}
+
+void append_all_routed(std::vector<OpCase>& cases) {
+  const RoutedShape shapes[] = {
+      {0, 2, 4, 64, 24},
+      {1, 10, 16, 256, 64},
+      {1, 3, 9, 77, 13, 0, true, 3},
+      {8, 4, 6, 64, 40, 0.5, true},
+      {9, 2, 12, 72, 24},
+      {64, 3, 5, 70, 24, 0, true},
+      {130, 2, 7, 64, 40, 0.9, true, 8},
+      {300, 4, 16, 128, 64},
+      {40, 1, 1100, 16, 8, 0, true},
+  };
+  for (const DType a : kActivations)
+    for (const DType w : kActivations)
+      for (const DType out : kActivations)
+        for (const Rounding rounding : kRoundings) {
+          if (a == DType::f32 && (out == DType::bf16 || rounding == Rounding::reference)) continue;
+          for (const RoutedShape& shape : shapes) append_routed(cases, a, w, out, rounding, shape);
+        }
+}
+
 // Slots present in a case: row 2 has none, the others lack about a quarter.
 bool is_present(int64_t row, int64_t slot) {
   return row != 2 && (row * 7 + slot * 3) % 4 != 0;
@@ -207,6 +281,7 @@ void append_combines(std::vector<OpCase>& cases) {
 void append_moe_cases(std::vector<OpCase>& cases) {
   append_routers(cases);
   append_all_experts(cases);
+  append_all_routed(cases);
   append_combines(cases);
 }
 

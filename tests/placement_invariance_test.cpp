@@ -79,6 +79,25 @@ TEST_CASE("a_device_with_memory_of_its_own_whose_work_is_late_gives_the_same_bit
       }
 }
 
+TEST_CASE("once_all_experts_have_slots_the_device_routes_alone_and_gives_the_same_bits") {
+  const Golden golden;
+  const std::vector<float> expected = Rig({.chunk = kChunk}).run(long_chinese(golden), kChain);
+  for (const uint64_t seed : {1, 2, 3}) {
+    RemoteRig rig({.cache = {.slots = 300, .routes_on_device = true}, .chunk = kChunk, .seed = seed});
+    int routings = 0;
+    rig.device(0).set_on_download(
+        [&](const Tensor& device, std::span<const std::byte>) { routings += device.dtype() == DType::i32; });
+    const ExpertPolicy* policy = rig.engine().rank(0).executor().policy();
+    for (const GoldenPrompt& prompt : golden.prompts())
+      if (!policy->is_complete()) rig.run(prompt, 3);
+    REQUIRE(policy->is_complete());
+    CHECK(routings > 0);
+    routings = 0;
+    CHECK(rig.run(long_chinese(golden), kChain) == expected);
+    CHECK(routings == 0);
+  }
+}
+
 TEST_CASE("the_host_touches_no_memory_of_a_device_but_by_transfers") {
   const Golden golden;
   const GoldenPrompt& prompt = golden.prompts().front();  // 18 tokens
@@ -252,7 +271,7 @@ TEST_CASE("the_n_th_allocation_that_fails_ends_the_load_with_stacks_and_staging_
     }
     REQUIRE(nth < 100);
   }
-  CHECK(failures == 6);  // weights, workspace, op scratch, expert slots, n-gram rows; then the sequence
+  CHECK(failures == 7);  // weights, workspace, op scratch, expert slots, n-gram rows, logits; then the sequence
 }
 
 TEST_CASE("a_prompt_interrupted_between_chunks_of_a_layer_leaves_an_engine_that_can_start_again") {

@@ -123,6 +123,28 @@ TEST_CASE("greedy_takes_the_largest_and_gives_ties_to_the_lower_id") {
   CHECK(Sampler({.temperature = 0}).sample(std::vector<float>{0.0f, -0.0f}) == 0);
 }
 
+TEST_CASE("the_largest_logit_is_found_at_every_place_and_not_where_a_number_is_missing") {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const size_t size : {size_t{1}, size_t{15}, size_t{16}, size_t{1024}, size_t{1025}, size_t{5000}}) {
+    for (size_t at = 0; at<size; at += size> 100 ? 61 : 1) {
+      std::vector<float> logits(size, -3.5f);
+      logits[at] = -1;
+      CHECK(largest_logit(logits) == static_cast<int32_t>(at));
+      logits.back() = -1;  // a tie
+      CHECK(largest_logit(logits) == static_cast<int32_t>(at));
+      logits[at] = std::numeric_limits<float>::quiet_NaN();
+      CHECK(!largest_logit(logits));
+      logits[at] = kInfinity;
+      CHECK(!largest_logit(logits));
+      logits[at] = -kInfinity;
+      CHECK(largest_logit(logits).has_value() == (size > 1 || at + 1 != size));
+    }
+  }
+  CHECK(!largest_logit(std::vector<float>(40, -kInfinity)));
+  CHECK(!largest_logit({}));
+  CHECK(largest_logit(std::vector<float>{-0.0f, 0.0f}) == 0);
+}
+
 TEST_CASE("masked_ids_and_ids_past_the_mask_are_never_drawn") {
   const std::vector<float> logits = {1, 9, 2, 50, 60};
   check_distribution(candidates({}, logits, {true, false, true}), softmax({{0, 1}, {2, 2}}));

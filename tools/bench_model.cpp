@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "core/models/registry.h"
+#include "core/sampler.h"
 #include "run_report.h"
 #include "terminal.h"
 
@@ -91,7 +92,7 @@ class ModelBench::Runner {
     const Watch watch;
     body(phase.hash);
     phase.seconds = watch.seconds();
-    phase.hash.add(std::as_bytes(std::span(last_logits_)));
+    phase.hash.add(std::as_bytes(last_logits_));
     phase.link_bytes = copied_bytes() - copied;
     phase.cost = devices_.total_cost();
     if (observer != nullptr) devices_.set_observer(nullptr);
@@ -111,8 +112,8 @@ class ModelBench::Runner {
     engine_->feed(
         *sequence_, tokens, Engine::LogitRows::last,
         [&](int64_t, std::span<const float> logits) {
-          next = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-          last_logits_.assign(logits.begin(), logits.end());
+          next = largest_logit(logits).value_or(0);
+          last_logits_ = logits;
         },
         [](size_t, const Tensor&) { stop_if_interrupted(); });
     hash.add(std::as_bytes(std::span(&next, 1)));
@@ -125,7 +126,7 @@ class ModelBench::Runner {
   std::optional<Engine> engine_;
   std::optional<Sequence> sequence_;
   std::vector<int32_t> prompt_;
-  std::vector<float> last_logits_;
+  std::span<const float> last_logits_;  // the engine's, until it is fed again
 };
 
 ModelBench::ModelBench(std::vector<Settings> arms, const ModelBenchOptions& options)

@@ -74,6 +74,51 @@ void add_experts(std::vector<BenchCase>& cases, int64_t runs, int64_t rows, bool
        }});
 }
 
+// One row through experts that the device finds itself; each call through others.
+void add_routed(std::vector<BenchCase>& cases) {
+  cases.push_back(
+      {"swiglu_routed", "published/swiglu_routed/rows=1", [](BenchMemory& memory) -> PreparedBench {
+         constexpr int64_t kSets = 20, kHeld = kSets * kTopK;
+         const auto itself = [](int64_t i) { return static_cast<int32_t>(i); };
+         const Tensor ids = memory.ids({kSets, kTopK}, itself);
+         SwigluRoutedArgs args;
+         args.x = memory.numbers(kBf16, {1, kHidden});
+         args.slots = memory.ids({kHeld}, itself);
+         args.slab = weights(memory, kHeld * 3 * kIntermediate, kHidden).reshaped({kHeld, 3 * kIntermediate * kHidden});
+         args.out = memory.empty(kBf16, {kTopK, kHidden});
+         args.present = memory.empty(DType::u8, {1, kTopK});
+         args.intermediate = kIntermediate;
+         return {[=](Ops& ops, int64_t call) {
+                   SwigluRoutedArgs own = args;
+                   own.ids = ids.narrow(0, call % kSets, 1);
+                   ops(own);
+                 },
+                 {args.out}};
+       }});
+}
+
+void add_hyper_read(std::vector<BenchCase>& cases) {
+  cases.push_back({"hyper_read", "published/hyper_read/rows=1", [](BenchMemory& memory) -> PreparedBench {
+                     constexpr int64_t kWidth = kStreams * kHidden, kSets = 100;  // more than a cache holds
+                     const Tensor down = weights(memory, kSets * kLowRank, kWidth);
+                     const Tensor up = weights(memory, kSets * kWidth, kLowRank);
+                     HyperReadArgs args;
+                     args.stack = memory.numbers(kBf16, {1, kWidth});
+                     args.norm = memory.numbers(kF32, {kStreams, kHidden});
+                     args.inject = weights(memory, kStreams, kWidth);
+                     args.out = memory.empty(kBf16, {1, kHidden});
+                     args.logits = memory.empty(kF32, {1, kStreams});
+                     args.streams = kStreams;
+                     return {[=](Ops& ops, int64_t call) {
+                               HyperReadArgs own = args;
+                               own.down = down.narrow(0, call % kSets * kLowRank, kLowRank);
+                               own.up = up.narrow(0, call % kSets * kWidth, kWidth);
+                               ops(own);
+                             },
+                             {args.out}};
+                   }});
+}
+
 // A case whose arguments are the same at every call; `make` returns them.
 template <typename Make>
 void add_fixed(std::vector<BenchCase>& cases, std::string op, std::string detail, const Make& make) {
@@ -191,6 +236,8 @@ void add_pointwise(std::vector<BenchCase>& cases, int64_t m) {
 std::vector<BenchCase> published_shapes() {
   std::vector<BenchCase> cases;
   add_experts(cases, kTopK, 1, true);
+  add_routed(cases);
+  add_hyper_read(cases);
   add_linear(cases, 1, kQkvColumns, true);
   // The other products of a decode step: hyper-connection, recurrent and attention mixers, router with shared expert.
   add_linear(cases, 1, kLowRank, true, kStreams * kHidden);

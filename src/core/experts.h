@@ -75,7 +75,7 @@ struct RoutedExperts {
   Tensor parts;       // [rows * K, hidden] parts_dtype(): row r * K + s receives expert ids[r][s] applied to x[r]
   Tensor present;     // U8 [rows, K]: 1 where this rank wrote the part
   Rounding rounding = Rounding::fused;
-  bool returns = false;  // the next routed work is of the same layer: another chunk of the same tokens
+  int64_t visits_left = 0;  // chunks of the same tokens that go through the same layer next
 };
 
 class ExpertRunner {
@@ -84,6 +84,9 @@ class ExpertRunner {
 
   // The dtype of `parts` for activations of dtype `activations`: F32 where a part is not an expert's whole output.
   virtual DType parts_dtype(DType activations) const = 0;
+
+  // Whether run() has ops run and nothing else: the host then need not see the routing, until further notice.
+  virtual bool runs_on_device() { return false; }
 
   // Fills parts and present for the experts of this rank. In planning mode (Ops::planning) it asks the ops for the
   // largest scratch that any routing of these shapes can need.

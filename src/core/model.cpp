@@ -88,20 +88,49 @@ Step Model::chunk_of(const Step& step, int64_t begin, int64_t rows) const {
     chunk.rope_blocks =
         step.rope_blocks.narrow(0, blocks_before - step.first / block_ratio_, blocks_after - blocks_before);
   }
-  chunk.returns = begin + rows < step.rows();
   return chunk;
 }
 
-// x, y [rows, hidden] and inject [rows, streams] are for its use.
+// A number that is the same when a part of a layer meets the same memory again.
+uint64_t Model::Layer::key_of(const Step& step, const Tensor& stack, uint64_t part) const {
+  uint64_t key = part;
+  const auto mix = [&](uint64_t value) { key = (key ^ value) * 0x100000001B3u + (key >> 29); };
+  const void* const addresses[] = {this, stack.data(), step.sequence.tensor(0).data()};
+  for (const void* address : addresses) mix(reinterpret_cast<uintptr_t>(address));
+  mix(static_cast<uint64_t>(step.arena.used_bytes()));
+  mix(static_cast<uint64_t>(step.rounding()));
+  return key;
+}
+
+// x, y [rows, hidden] and inject [rows, streams] are for its use. What decode does alike for every token, whatever its
+// position, the device repeats by itself.
 void Model::Layer::forward(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y,
                            const Tensor& inject) {
   if (ngram) ngram->add_to(step, stack);
-  mixer_connection.read(step, stack, x, inject);
-  std::visit([&](const auto& block) { block.forward(step, x, y); }, mixer);
-  mixer_connection.write(step, stack, y, inject);
-  moe_connection.read(step, stack, x, inject);
-  moe.forward(step, x, y);
-  moe_connection.write(step, stack, y, inject);
+  const auto mix = [&] {
+    mixer_connection.read(step, stack, x, inject);
+    std::visit([&](const auto& block) { block.forward(step, x, y); }, mixer);
+    mixer_connection.write(step, stack, y, inject);
+  };
+  const auto route = [&] {
+    moe_connection.read(step, stack, x, inject);
+    moe.forward(step, x, y);
+    moe_connection.write(step, stack, y, inject);
+  };
+  const bool repeats = step.rows() == 1 && step.collective == nullptr && !step.ops.planning() &&
+                       !step.ops.observed() && step.experts.runs_on_device();
+  if (!repeats) {
+    mix();
+    route();
+  } else if (std::holds_alternative<GatedDeltaNet>(mixer)) {
+    step.backend.repeat(key_of(step, stack, 1), [&] {
+      mix();
+      route();
+    });
+  } else {
+    mix();
+    step.backend.repeat(key_of(step, stack, 2), route);
+  }
 }
 
 Tensor Model::forward(Step& step, int64_t chunk, const LayerTap& tap) {
@@ -123,7 +152,8 @@ Tensor Model::forward(Step& step, int64_t chunk, const LayerTap& tap) {
   const int64_t first_row = step.ops.planning() ? rows - rows_max : 0;
   for (size_t i = 0; i < layers_.size(); ++i) {
     for (int64_t begin = first_row; begin < rows; begin += chunk) {
-      const Step part = chunk_of(step, begin, std::min(chunk, rows - begin));
+      Step part = chunk_of(step, begin, std::min(chunk, rows - begin));
+      part.visits_left = (rows - begin - part.rows() + chunk - 1) / chunk;
       const Tensor stack = stacks.narrow(0, begin, part.rows());
       layers_[i].forward(part, stack, x.narrow(0, 0, part.rows()), y.narrow(0, 0, part.rows()),
                          inject.narrow(0, 0, part.rows()));

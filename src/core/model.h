@@ -59,6 +59,9 @@ class Model {
     Moe moe;
 
     void forward(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y, const Tensor& inject);
+
+   private:
+    uint64_t key_of(const Step& step, const Tensor& stack, uint64_t part) const;
   };
 
   void fill_rope(Step& step) const;

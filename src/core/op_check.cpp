@@ -89,6 +89,19 @@ void check(const StreamWriteArgs& a) {
   OFL_ASSERT(shape_is(a.logits, a.y.dim(0), a.streams) && a.stack.dtype() == a.y.dtype());
 }
 
+void check(const HyperReadArgs& a) {
+  OFL_ASSERT(activation(a.stack, 2) && activation(a.out, 2) && a.stack.dtype() == a.out.dtype() && a.streams > 0);
+  const int64_t rows = a.stack.dim(0), width = a.stack.dim(1);
+  OFL_ASSERT(rows <= kCanonicalRowsMax && shape_is(a.out, rows, width / a.streams) && width % a.streams == 0);
+  OFL_ASSERT(is(a.norm, DType::f32, 2) && a.norm.contiguous() && shape_is(a.norm, a.streams, width / a.streams));
+  OFL_ASSERT(a.down.rank() == 2 && a.down.contiguous() && a.down.dim(1) == width);
+  OFL_ASSERT(a.up.rank() == 2 && a.up.contiguous() && shape_is(a.up, width, a.down.dim(0)));
+  OFL_ASSERT(a.up.dtype() == a.down.dtype() && static_cast<bool>(a.inject) == static_cast<bool>(a.logits));
+  if (!a.inject) return;
+  OFL_ASSERT(a.inject.dtype() == a.down.dtype() && a.inject.contiguous() && shape_is(a.inject, a.streams, width));
+  OFL_ASSERT(activation(a.logits, 2) && shape_is(a.logits, rows, a.streams));
+}
+
 void check(const CausalConvSiluArgs& a) {
   OFL_ASSERT(activation(a.x, 2) && activation(a.out, 2) && same_shape(a.x, a.out) && a.x.data() != a.out.data());
   OFL_ASSERT(is_float(a.w) && a.w.rank() == 2 && a.w.contiguous() && a.w.dim(0) == a.x.dim(1) && a.w.dim(1) >= 1);
@@ -172,6 +185,15 @@ void check(const SwigluExpertsArgs& a) {
     OFL_ASSERT(run.gate_up != nullptr && run.down != nullptr && run.begin >= 0 && run.count >= 0);
     OFL_ASSERT(run.begin + run.count <= static_cast<int64_t>(a.rows.size()));
   }
+}
+
+void check(const SwigluRoutedArgs& a) {
+  OFL_ASSERT(activation(a.x, 2) && activation(a.out, 2) && a.x.dim(1) == a.out.dim(1) && a.intermediate > 0);
+  OFL_ASSERT(a.out.dtype() == DType::f32 || a.out.dtype() == a.x.dtype());
+  OFL_ASSERT(is_float(a.slab) && inner_contiguous(a.slab) && a.slab.dim(1) == 3 * a.intermediate * a.x.dim(1));
+  OFL_ASSERT(is(a.ids, DType::i32, 2) && a.ids.contiguous() && a.ids.dim(0) == a.x.dim(0));
+  OFL_ASSERT(is(a.present, DType::u8, 2) && a.present.contiguous() && same_shape(a.ids, a.present));
+  OFL_ASSERT(is(a.slots, DType::i32, 1) && a.slots.contiguous() && a.out.dim(0) == a.ids.elements());
 }
 
 void check(const MoeCombineArgs& a) {

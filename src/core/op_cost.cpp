@@ -62,6 +62,13 @@ Cost cost(const StreamWriteArgs& a) {
   return elementwise({&a.stack, &a.y, &a.logits}, {&a.stack}, 2 * a.stack.elements());
 }
 
+Cost cost(const HyperReadArgs& a) {
+  const int64_t rows = a.stack.dim(0), width = a.stack.dim(1);
+  const int64_t products = a.down.elements() + a.up.elements() + (a.inject ? a.inject.elements() : 0);
+  return elementwise({&a.stack, &a.norm, &a.down, &a.up, &a.inject}, {&a.out, &a.logits},
+                     rows * (2 * products + 11 * width));
+}
+
 Cost cost(const CausalConvSiluArgs& a) {
   return elementwise({&a.x, &a.w, &a.history}, {&a.out, &a.history},
                      2 * a.x.elements() * a.w.dim(1) + 4 * a.x.elements());
@@ -133,6 +140,13 @@ Cost cost(const SwigluExpertsArgs& a) {
     sum.flops += run.count * (6 * a.intermediate * hidden + 5 * a.intermediate);
   }
   return sum;
+}
+
+// As if every slot had an expert of its own, as far as there are experts.
+Cost cost(const SwigluRoutedArgs& a) {
+  const int64_t hidden = a.x.dim(1), slots = a.ids.elements(), weights = 3 * a.intermediate * hidden;
+  return {std::min(slots, a.slots.dim(0)) * weights * dtype_bytes(a.slab.dtype()) + a.x.bytes() + a.ids.bytes(),
+          a.out.bytes() + a.present.bytes(), slots * (2 * weights + 5 * a.intermediate)};
 }
 
 Cost cost(const MoeCombineArgs& a) {

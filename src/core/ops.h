@@ -58,7 +58,7 @@ struct GatherRowsArgs {
 
 // out[m][n] = rnd!(sum_k x[m][k] * w[n][k]); rounds to out's dtype, which is A or F32.
 // x [m, k], w [n, k] contiguous, out [m, n]. For m <= kCanonicalRowsMax the sum has the canonical order (see
-// canonical.h).
+// canonical.h). w is a weight: no op writes it, so a device may read it before the op in front is done.
 struct LinearArgs {
   Tensor x, w, out;
 };
@@ -114,6 +114,20 @@ struct StreamMixArgs {
 struct StreamWriteArgs {
   Tensor stack, y, logits;
   int64_t streams = 0;
+  Rounding rounding = Rounding::fused;
+};
+
+// The read of a hyper-connection in one op, for few rows: with the ops above and their roundings, streams * n = width,
+//   normed = rms_norm(stack as [rows, streams, n]; norm, eps, one_plus), to A
+//   gate = linear(scaled_silu(linear(normed, down), 1 / streams), up), out = stream_mix(normed, gate)
+//   logits = linear(normed, inject), when inject is given
+// stack [rows, width] A; norm F32 [streams, n]; down [lowrank, width], up [width, lowrank], inject [streams, width] or
+// empty, of one dtype; out [rows, n] A; logits [rows, streams] A or F32, empty without inject. REQUIRES: rows <=
+// kCanonicalRowsMax.
+struct HyperReadArgs {
+  Tensor stack, norm, down, up, inject, out, logits;
+  int64_t streams = 0;
+  float eps = 1e-6f;
   Rounding rounding = Rounding::fused;
 };
 
@@ -252,6 +266,19 @@ struct SwigluExpertsArgs {
   Rounding rounding = Rounding::fused;
 };
 
+// swiglu_experts with the routing and the experts' places in device memory, so that no host need know them. Slot s of
+// row r goes through expert e = ids[r][s], which lies in row slots[e] of the slab: gate_up [2 * intermediate, hidden],
+// then down [hidden, intermediate].
+//   out[r * K + s] = what swiglu_experts computes of x[r], all of an expert being one run;  present[r][s] = 1
+// An expert in no row (slots[e] < 0) is not of this rank: its rows of out are left alone, present[r][s] = 0.
+// x [rows, hidden] A; ids I32 [rows, K], each in [0, experts); slab [*, 3 * intermediate * hidden] BF16 or F32; slots
+// I32 [experts]; out [rows * K, hidden] A or F32; present U8 [rows, K]. ids, slots and present contiguous.
+struct SwigluRoutedArgs {
+  Tensor x, ids, slab, slots, out, present;
+  int64_t intermediate = 0;
+  Rounding rounding = Rounding::fused;
+};
+
 // routed[r][j] = sum over slots s = 0, 1, ... with present[r][s] of weights[r][s] * parts[r * K + s][j], in FP32;
 // out = rnd!(rnd(routed) + rnd(rnd(sigmoid(gate[r])) * shared[r][j])), or rnd!(routed) without `shared`.
 // parts [rows * K, n] BF16 or F32; rows that are not present are not read. weights F32 [rows, K]; present U8 [rows, K]
@@ -284,6 +311,7 @@ struct SignedRootGateArgs {
   X(MulSigmoidArgs, mul_sigmoid)          \
   X(StreamMixArgs, stream_mix)            \
   X(StreamWriteArgs, stream_write)        \
+  X(HyperReadArgs, hyper_read)            \
   X(CausalConvSiluArgs, causal_conv_silu) \
   X(GatedDeltaArgs, gated_delta)          \
   X(GatedNormArgs, gated_norm)            \
@@ -295,6 +323,7 @@ struct SignedRootGateArgs {
   X(AttentionArgs, attention)             \
   X(RouterTopkArgs, router_topk)          \
   X(SwigluExpertsArgs, swiglu_experts)    \
+  X(SwigluRoutedArgs, swiglu_routed)      \
   X(MoeCombineArgs, moe_combine)          \
   X(SignedRootGateArgs, signed_root_gate)
 
@@ -345,7 +374,9 @@ class Ops {
   void set_scratch(Tensor scratch) { scratch_ = scratch; }  // U8 [scratch_peak_bytes()], 64-byte aligned
   const Cost& total_cost() const { return cost_; }
   void reset_cost() { cost_ = {}; }
+  void add_cost(const Cost& cost) { cost_ += cost; }  // of ops that a device ran again by itself
   void set_observer(OpObserver* observer) { observer_ = observer; }  // null: none; outlives the ops it watches
+  bool observed() const { return observer_ != nullptr; }
 
  protected:
 #define OFL_EXECUTE_OP(Args, name)                   \

@@ -50,6 +50,41 @@ double uniform_draw(uint64_t seed, uint64_t counter) {
   return static_cast<double>(z >> 11) * 0x1p-53;
 }
 
+// Blocks that a compiler turns into vector maxima, then the place within the best block.
+std::optional<int32_t> largest_logit(std::span<const float> logits) {
+  constexpr size_t kLanes = 16, kBlock = 64 * kLanes;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  float best = -kInfinity;
+  size_t best_begin = 0;
+  bool has_nan = false;
+  for (size_t begin = 0; begin < logits.size(); begin += kBlock) {
+    const std::span block = logits.subspan(begin, std::min(kBlock, logits.size() - begin));
+    float most[kLanes];
+    float nans[kLanes] = {};
+    std::fill(std::begin(most), std::end(most), -kInfinity);
+    size_t i = 0;
+    for (; i + kLanes <= block.size(); i += kLanes) {
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        const float value = block[i + lane];
+        most[lane] = value > most[lane] ? value : most[lane];
+        nans[lane] += value != value ? 1.0f : 0.0f;
+      }
+    }
+    for (; i < block.size(); ++i) {
+      most[0] = std::max(most[0], block[i]);
+      nans[0] += block[i] != block[i] ? 1.0f : 0.0f;
+    }
+    has_nan = has_nan || std::any_of(std::begin(nans), std::end(nans), [](float count) { return count != 0; });
+    const float block_best = *std::max_element(std::begin(most), std::end(most));
+    if (block_best <= best) continue;
+    best = block_best;
+    best_begin = begin;
+  }
+  if (has_nan || !std::isfinite(best)) return {};
+  const auto at = std::find(logits.begin() + static_cast<std::ptrdiff_t>(best_begin), logits.end(), best);
+  return static_cast<int32_t>(at - logits.begin());
+}
+
 Sampler::Sampler(const SamplingOptions& options, std::vector<bool> allowed)
     : options_(options), allowed_(std::move(allowed)) {}
 
@@ -128,6 +163,14 @@ void Sampler::keep_min_p() {
 }
 
 std::span<const Sampler::Candidate> Sampler::distribution(std::span<const float> logits) {
+  if (options_.temperature == 0 && options_.repetition_penalty == 1) {
+    const std::optional<int32_t> id = largest_logit(logits);
+    if (id &&
+        (allowed_.empty() || (static_cast<size_t>(*id) < allowed_.size() && allowed_[static_cast<size_t>(*id)]))) {
+      candidates_.assign(1, {*id, 1.0});
+      return candidates_;
+    }
+  }
   fill_candidates(logits);
   if (options_.temperature == 0) {
     const Candidate best = *std::min_element(candidates_.begin(), candidates_.end(), comes_first);

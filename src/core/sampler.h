@@ -7,6 +7,7 @@
 #define OFFLOAD_CORE_SAMPLER_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,9 @@ void check_sampling(const SamplingOptions& options, OptionSpelling spelling);
 
 // The `counter`-th number of the stream of `seed`: a multiple of 2^-53 in [0, 1).
 double uniform_draw(uint64_t seed, uint64_t counter);
+
+// The id of the largest logit, ties to the lower id; nothing where that is not finite or one is NaN.
+std::optional<int32_t> largest_logit(std::span<const float> logits);
 
 class Sampler {
  public:

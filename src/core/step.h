@@ -46,15 +46,18 @@ struct Step {
   // Filled by the model; what it hands to a layer's blocks is one chunk of the tokens.
   Tensor rope{};         // F32 [rows, half, 2] at positions first, first + 1, ...
   Tensor rope_blocks{};  // F32 [blocks completed in these rows, half, 2] at their first positions
-  bool returns = false;  // the next chunk of the tokens goes through the same layer
+  int64_t visits_left = 0;  // chunks of the tokens that go through the same layer next
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
   DType dtype() const { return arithmetic.activations; }
   Rounding rounding() const { return arithmetic.rounding; }
 
-  // y [rows, n] of dtype A in the step's arena.
+  // y [rows, n] of dtype A in the step's arena. Its rows are aligned to 16 bytes, which matrix units ask for.
   Tensor linear(const Tensor& x, const Tensor& w) const {
-    const Tensor y = arena.take(dtype(), {x.dim(0), w.dim(0)});
+    constexpr int64_t kElements = 8;
+    const int64_t n = w.dim(0);
+    const Tensor y =
+        arena.take(dtype(), {x.dim(0), (n + kElements - 1) / kElements * kElements}).narrow(1, 0, n);
     ops(LinearArgs{x, w, y});
     return y;
   }

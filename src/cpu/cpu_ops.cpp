@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "core/op_parts.h"
 #include "cpu/cpu_ops_rows.h"
 
 namespace offload::cpu {
@@ -256,6 +257,19 @@ void CpuOps::execute(const SignedRootGateArgs& a) {
       store_row(kernels_, x, a.out, row_offset(a.out, r, c) + begin, count);
     });
   });
+}
+
+int64_t CpuOps::scratch_bytes(const HyperReadArgs& a) const {
+  Arena arena;
+  HyperReadScratch(arena, a, nested_scratch_bytes(a, [this](const auto& part) { return scratch_bytes(part); }));
+  return arena.peak_bytes();
+}
+
+void CpuOps::execute(const HyperReadArgs& a) {
+  if (a.stack.dim(0) == 0) return;
+  Arena arena = scratch_arena();
+  const int64_t nested = nested_scratch_bytes(a, [this](const auto& part) { return scratch_bytes(part); });
+  for_each_part(a, HyperReadScratch(arena, a, nested), [this](const auto& part) { execute(part); });
 }
 
 }  // namespace offload::cpu

@@ -4,6 +4,8 @@
 // splits the output rows. GEMM: x is packed once per block of rows into panels of F32, shared by the team; each thread
 // takes tiles of output columns, for which it converts one panel of weights at a time (half an L1 cache) and runs it
 // against all panels of x. Every output sums blocks of kGemmBlockK products in ascending order.
+#include <utility>
+
 #include "core/canonical.h"
 #include "cpu/cpu_ops.h"
 #include "cpu/cpu_ops_rows.h"
@@ -362,6 +364,50 @@ void CpuOps::execute(const SwigluExpertsArgs& a) {
     batch.rows += run.count;
   }
   if (batch.runs > 0) run_batch(call, batch);
+}
+
+int64_t CpuOps::scratch_bytes(const SwigluRoutedArgs& a) const {
+  Arena arena;
+  ExpertsScratch(arena, kernels_, threads_, a.ids.elements(), a.x.dim(1), a.intermediate);
+  return arena.peak_bytes();
+}
+
+// One run for each expert, its slots in ascending order: a counting sort.
+void CpuOps::execute(const SwigluRoutedArgs& a) {
+  const int64_t up_bytes = 2 * a.intermediate * a.x.dim(1) * dtype_bytes(a.slab.dtype());
+  const std::span ids(a.ids.as<int32_t>(), static_cast<size_t>(a.ids.elements()));
+  const std::span slots(a.slots.as<int32_t>(), static_cast<size_t>(a.slots.elements()));
+  const auto slot_of = [&](size_t i) { return slots[static_cast<size_t>(ids[i])]; };
+  runs_.assign(slots.size(), ExpertRun{});
+  for (size_t i = 0; i < ids.size(); ++i) {
+    a.present.as<uint8_t>()[i] = slot_of(i) >= 0;
+    if (slot_of(i) >= 0) ++runs_[static_cast<size_t>(ids[i])].count;
+  }
+  int64_t begin = 0;
+  for (size_t e = 0; e < runs_.size(); ++e) {
+    if (runs_[e].count == 0) continue;
+    const auto* block = static_cast<const std::byte*>(a.slab.narrow(0, slots[e], 1).data());
+    runs_[e] = {.gate_up = block, .down = block + up_bytes, .begin = begin, .count = runs_[e].count};
+    begin += std::exchange(runs_[e].count, 0);
+  }
+  rows_.resize(static_cast<size_t>(begin));
+  out_rows_.resize(static_cast<size_t>(begin));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (slot_of(i) < 0) continue;
+    ExpertRun& run = runs_[static_cast<size_t>(ids[i])];
+    const auto at = static_cast<size_t>(run.begin + run.count++);
+    rows_[at] = static_cast<int32_t>(static_cast<int64_t>(i) / a.ids.dim(1));
+    out_rows_[at] = static_cast<int32_t>(i);
+  }
+  std::erase_if(runs_, [](const ExpertRun& run) { return run.count == 0; });
+  execute(SwigluExpertsArgs{.x = a.x,
+                            .out = a.out,
+                            .runs = runs_,
+                            .rows = rows_,
+                            .out_rows = out_rows_,
+                            .intermediate = a.intermediate,
+                            .weight_dtype = a.slab.dtype(),
+                            .rounding = a.rounding});
 }
 
 }  // namespace offload::cpu

@@ -1,6 +1,7 @@
 // Reference ops without a time axis: copies, products, norms, gates, hyper-connections, mixture of experts.
 #include "cpu/ref_ops.h"
 
+#include "core/op_parts.h"
 #include "cpu/ref_access.h"
 
 namespace offload::cpu {
@@ -72,6 +73,16 @@ void RefOps::execute(const MulSigmoidArgs& a) {
     for (int64_t h = 0; h < a.x.dim(1); ++h)
       for (int64_t j = 0; j < a.x.dim(2); ++j)
         set(a.out, get(a.x, r, h, j) * rnd(sigmoid(get(a.gate, r, h, j))), r, h, j);
+}
+
+void RefOps::execute(const HyperReadArgs& a) {
+  Arena measuring;
+  const HyperReadScratch sizes(measuring, a, 0);
+  std::vector<std::byte> memory(static_cast<size_t>(measuring.peak_bytes() + Arena::kAlignment));
+  const auto base = reinterpret_cast<uintptr_t>(memory.data());
+  const auto misaligned = static_cast<int64_t>(base % Arena::kAlignment);
+  Arena arena(memory.data() + (misaligned == 0 ? 0 : Arena::kAlignment - misaligned), measuring.peak_bytes());
+  for_each_part(a, HyperReadScratch(arena, a, 0), [this](const auto& part) { execute(part); });
 }
 
 void RefOps::execute(const StreamMixArgs& a) {
@@ -159,6 +170,28 @@ void RefOps::execute(const SwigluExpertsArgs& a) {
         h.push_back(round_to(a.x.dtype(), rnd(silu(gate)) * up));
       }
       for (int64_t j = 0; j < hidden; ++j) set(a.out, dot(h, get_row(down, j)), a.out_rows[static_cast<size_t>(i)], j);
+    }
+  }
+}
+
+void RefOps::execute(const SwigluRoutedArgs& a) {
+  const int64_t k = a.ids.dim(1), up_bytes = 2 * a.intermediate * a.x.dim(1) * dtype_bytes(a.slab.dtype());
+  for (int64_t r = 0; r < a.x.dim(0); ++r) {
+    for (int64_t s = 0; s < k; ++s) {
+      const int32_t slot = a.slots.as<int32_t>()[a.ids.row<int32_t>(r)[s]];
+      a.present.row<uint8_t>(r)[s] = slot < 0 ? 0 : 1;
+      if (slot < 0) continue;
+      const auto* block = static_cast<const std::byte*>(a.slab.narrow(0, slot, 1).data());
+      const ExpertRun run{.gate_up = block, .down = block + up_bytes, .begin = 0, .count = 1};
+      const auto row = static_cast<int32_t>(r), out_row = static_cast<int32_t>(r * k + s);
+      execute(SwigluExpertsArgs{.x = a.x,
+                                .out = a.out,
+                                .runs = {&run, 1},
+                                .rows = {&row, 1},
+                                .out_rows = {&out_row, 1},
+                                .intermediate = a.intermediate,
+                                .weight_dtype = a.slab.dtype(),
+                                .rounding = a.rounding});
     }
   }
 }

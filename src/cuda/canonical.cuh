@@ -2,9 +2,9 @@
 //
 // Eight lanes own one row of w: lane j reads elements 8j .. 8j + 7 of each block of 64, 16 bytes of BF16, and keeps the
 // accumulators 4j .. 4j + 3. A warp reads four rows at once, 128 contiguous bytes of each. Bound by reading w, so what
-// counts is bytes under way: a lane starts the loads of kUnroll blocks before it uses the first, and where there are
-// few rows of w the blocks are single warps, so that every multiprocessor has some. x comes from the L1 cache; fetching
-// it ahead into registers as well was slower (n = 320, k = 10240 on an H200: 80 us against 13).
+// counts is bytes under way. One row of x, which is what decode has, goes through shared memory (RowSums): out of the
+// caches it would hold every block of w up, as each multiprocessor has to fetch it first. Where there are few rows of w
+// a whole warp reads one (narrow_sum()), so that every multiprocessor has some.
 #ifndef OFFLOAD_CUDA_CANONICAL_CUH_
 #define OFFLOAD_CUDA_CANONICAL_CUH_
 
@@ -53,6 +53,16 @@ struct Eight<true, float> {
   }
 };
 
+// The sum of the 32 accumulators of eight lanes, on all of them.
+__device__ inline float fold_lanes(float (&a)[4]) {
+#pragma unroll
+  for (int lanes = 4; lanes > 0; lanes /= 2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] += __shfl_xor_sync(kAllLanes, a[i], lanes);
+  }
+  return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
 // sums[m][s] = canonical sum of x[m] and w[s], on all eight lanes. kUnroll blocks of 64 elements are under way at once.
 template <bool kVector, int kRows, int kStreams, int kUnroll, typename TX, typename TW>
 __device__ inline void canonical_sums(const TX* const (&x)[kRows], const TW* const (&w)[kStreams], int64_t k,
@@ -83,30 +93,152 @@ __device__ inline void canonical_sums(const TX* const (&x)[kRows], const TW* con
 #pragma unroll
   for (int m = 0; m < kRows; ++m) {
 #pragma unroll
-    for (int s = 0; s < kStreams; ++s) {
-      float(&a)[4] = acc[m][s];
+    for (int s = 0; s < kStreams; ++s) sums[m][s] = fold_lanes(acc[m][s]);
+  }
+}
+
+// --- one row of x ---
+
+// Copies x [k] into shared memory and waits for it. REQUIRES: as for Eight's kVector; all threads of the block call.
+template <typename T>
+__device__ inline void stage_row(const T* x, int k, T* staged) {
+  const auto* from = reinterpret_cast<const uint4*>(x);
+  auto* to = reinterpret_cast<uint4*>(staged);
+  const int pieces = k * static_cast<int>(sizeof(T)) / 16;
+  for (int i = static_cast<int>(threadIdx.x); i < pieces; i += static_cast<int>(blockDim.x)) to[i] = from[i];
+  __syncthreads();
+}
+
+// The canonical sums of kStreams rows of w [k] and one row of x, by the eight lanes of a group. Two batches of kDepth
+// blocks take turns: one is under way while the other is added. REQUIRES: as for Eight's kVector.
+template <int kStreams, int kDepth, typename TX, typename TW>
+class RowSums {
+ public:
+  // Starts reading w.
+  __device__ RowSums(const TW* const (&w)[kStreams], int k) : k_(k), lane_(static_cast<int>(threadIdx.x) % kRowLanes) {
 #pragma unroll
-      for (int lanes = 4; lanes > 0; lanes /= 2) {
+    for (int s = 0; s < kStreams; ++s) w_[s] = w[s];
+    load(first_, 0);
+    load(second_, kStep);
+  }
+
+  // The sums, on all eight lanes. x lies in shared memory.
+  __device__ void finish(const TX* x, float (&sums)[kStreams]) {
+    for (int begin = 0; begin < k_;) {
+      add(first_, x, begin);
+      load(first_, begin + 2 * kStep);
+      if ((begin += kStep) >= k_) break;
+      add(second_, x, begin);
+      load(second_, begin + 2 * kStep);
+      begin += kStep;
+    }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] += __shfl_xor_sync(kAllLanes, a[i], lanes);
-      }
-      sums[m][s] = (a[0] + a[2]) + (a[1] + a[3]);
+    for (int s = 0; s < kStreams; ++s) sums[s] = fold_lanes(acc_[s]);
+  }
+
+ private:
+  static constexpr int kBlock = static_cast<int>(kCanonicalBlock), kStep = kDepth * kBlock;
+  using Batch = Eight<true, TW>[kDepth][kStreams];
+
+  __device__ void load(Batch& batch, int begin) {
+#pragma unroll
+    for (int u = 0; u < kDepth; ++u) {
+      if (begin + u * kBlock >= k_) break;
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) batch[u][s].load(w_[s], begin + u * kBlock + 8 * lane_, k_);
     }
   }
+  __device__ void add(const Batch& batch, const TX* x, int begin) {
+#pragma unroll
+    for (int u = 0; u < kDepth; ++u) {
+      if (begin + u * kBlock >= k_) break;
+      Eight<true, TX> xs;
+      xs.load(x, begin + u * kBlock + 8 * lane_, k_);
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) acc_[s][i % 4] = fmaf(xs[i], batch[u][s][i], acc_[s][i % 4]);
+      }
+    }
+  }
+
+  const TW* w_[kStreams];
+  int k_, lane_;
+  Batch first_, second_;
+  float acc_[kStreams][4] = {};
+};
+
+// Bytes of shared memory for a row of x behind which a warp's own memory may start.
+template <typename T>
+constexpr int64_t staged_row_bytes(int64_t k) {
+  return (k + kCanonicalBlock - 1) / kCanonicalBlock * kCanonicalBlock * static_cast<int64_t>(sizeof(T));
+}
+// What a row of x may take; a third of a Turing multiprocessor's shared memory is left to a second block.
+inline constexpr int64_t kStagedBytesMost = 40 << 10;
+
+inline constexpr int kNarrowLoads = 20;                        // 16-byte loads that a lane has under way
+inline constexpr int kNarrowRound = kNarrowLoads * kWarp * 8;  // elements of w that a warp has under way
+inline constexpr int kNarrowWarps = 2;                         // of a block; a row each
+inline constexpr int64_t kNarrowWarpBytes = int64_t{kNarrowRound} * 2;
+
+// The canonical sum of one row of w [k] and x [k] by a whole warp: every lane reads w, and through shared memory lane i
+// gets what goes to accumulator i. `prepare` makes x, zeros up to the next multiple of 64, ready in shared memory; it
+// is called once, when the first round is under way. `own`: kNarrowRound elements of shared memory of this warp.
+// REQUIRES: as for Eight's kVector.
+template <typename Prepare>
+__device__ inline float narrow_sum(const bf16* w, int k, const bf16* x, bf16* own, const Prepare& prepare) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  uint4 under_way[kNarrowLoads];
+  const auto fetch = [&](int begin) {
+#pragma unroll
+    for (int u = 0; u < kNarrowLoads; ++u) {
+      const int at = begin + (u * kWarp + lane) * 8;
+      under_way[u] = at < k ? *reinterpret_cast<const uint4*>(w + at) : uint4{0, 0, 0, 0};
+    }
+  };
+  fetch(0);
+  prepare();
+  const int mine = lane / 4 * 8 + lane % 4;  // the first of the two elements of a block that go to accumulator `lane`
+  float acc = 0;
+  for (int begin = 0; begin < k; begin += kNarrowRound) {
+#pragma unroll
+    for (int u = 0; u < kNarrowLoads; ++u) reinterpret_cast<uint4*>(own)[u * kWarp + lane] = under_way[u];
+    __syncwarp();
+    fetch(begin + kNarrowRound);
+    const int count = min(k - begin, kNarrowRound);
+#pragma unroll 8
+    for (int block = 0; block < count; block += static_cast<int>(kCanonicalBlock)) {
+      const int at = block + mine;
+      acc = fmaf(widen(x[begin + at]), widen(own[at]), acc);
+      acc = fmaf(widen(x[begin + at + 4]), widen(own[at + 4]), acc);
+    }
+    __syncwarp();
+  }
+#pragma unroll
+  for (int width = kWarp / 2; width > 0; width /= 2) acc += __shfl_xor_sync(kAllLanes, acc, width);
+  return acc;
+}
+
+// For narrow_sum(): copies x [k] into shared memory, zeros behind it, and waits. All threads of the block call.
+__device__ inline void stage_narrow_row(const bf16* x, int k, bf16* staged) {
+  const int padded = (k + static_cast<int>(kCanonicalBlock) - 1) / static_cast<int>(kCanonicalBlock) * 8;
+  for (int i = static_cast<int>(threadIdx.x); i < padded; i += static_cast<int>(blockDim.x))
+    reinterpret_cast<uint4*>(staged)[i] = 8 * i < k ? reinterpret_cast<const uint4*>(x)[i] : uint4{0, 0, 0, 0};
+  __syncthreads();
 }
 
 // Threads of a block for so many columns of all runs together: whole blocks only where they still reach every
 // multiprocessor of a large card.
 inline int canonical_threads(int64_t columns) {
-  return columns < 8192 ? kWarp : kCanonicalThreads;
+  return columns < 8192 ? kCanonicalThreads / 2 : kCanonicalThreads;
 }
 
-// Calls function(vector, rows): whether rows are read in 16-byte pieces, and the least of the compiled row counts that
-// holds `rows`. What BF16 models run has them all; the rest, for oracles and odd alignments, only what it needs.
+// Calls function(vector, rows) for several rows, or what RowSums does not take: whether rows are read in 16-byte
+// pieces, and the least of the compiled row counts that holds `rows`. What BF16 models run has them all; the rest, for
+// oracles and odd alignments, only what it needs.
 template <bool kAllCounts, typename Function>
 void with_canonical_shape(bool aligned, int64_t rows, const Function& function) {
   if (!aligned) return function(std::false_type{}, std::integral_constant<int, 8>{});
-  if (rows <= 1) return function(std::true_type{}, std::integral_constant<int, 1>{});
   if constexpr (kAllCounts) {
     if (rows <= 2) return function(std::true_type{}, std::integral_constant<int, 2>{});
     if (rows <= 4) return function(std::true_type{}, std::integral_constant<int, 4>{});

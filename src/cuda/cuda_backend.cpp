@@ -4,6 +4,16 @@
 
 namespace offload::cuda {
 
+namespace {
+
+bool is_pinned(const void* host) {
+  cudaPointerAttributes attributes;
+  check(cudaPointerGetAttributes(&attributes, host), "looking up host memory");
+  return attributes.type != cudaMemoryTypeUnregistered;
+}
+
+}  // namespace
+
 // --- CudaLane ---
 
 CudaLane::CudaLane(const std::vector<cudaEvent_t>& events, StagingRing& staging) : events_(events), staging_(staging) {
@@ -18,10 +28,8 @@ CudaLane::~CudaLane() {
 void CudaLane::copy_in(std::span<const std::byte> host, const Tensor& device) {
   OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
   if (host.empty()) return;
-  cudaPointerAttributes attributes;
-  check(cudaPointerGetAttributes(&attributes, host.data()), "looking up host memory");
   // What is not pinned would make the driver hold the host up until the lane gets here.
-  if (attributes.type == cudaMemoryTypeUnregistered) return staging_.copy_in(host, device.data(), stream_);
+  if (!is_pinned(host.data())) return staging_.copy_in(host, device.data(), stream_);
   check(cudaMemcpyAsync(device.data(), host.data(), host.size(), cudaMemcpyHostToDevice, stream_),
         "copying to the device");
 }
@@ -55,6 +63,7 @@ CudaBackend::CudaBackend(int ordinal, std::optional<int> force_sm)
 
 CudaBackend::~CudaBackend() {
   static_cast<void>(cudaSetDevice(caps_.device));
+  repeated_.clear();
   ops_.reset();
   copy_.reset();
   compute_.reset();
@@ -105,6 +114,8 @@ Buffer CudaBackend::allocate_host(int64_t bytes, std::string_view tag) {
 
 void CudaBackend::release(void* data, int64_t) noexcept {
   static_cast<void>(cudaSetDevice(caps_.device));
+  static_cast<void>(cudaStreamSynchronize(compute_->stream()));
+  repeated_.clear();
   const auto host = std::find(host_blocks_.begin(), host_blocks_.end(), data);
   if (host == host_blocks_.end()) {
     static_cast<void>(cudaFree(data));
@@ -112,6 +123,47 @@ void CudaBackend::release(void* data, int64_t) noexcept {
   }
   static_cast<void>(cudaFreeHost(data));
   host_blocks_.erase(host);
+}
+
+void CudaBackend::repeat(uint64_t key, const std::function<void()>& body) {
+  constexpr size_t kGraphsMost = 1024;
+  const auto found = repeated_.find(key);
+  if (found == repeated_.end()) {
+    if (repeated_.size() == kGraphsMost) repeated_.clear();
+    repeated_.emplace(key, Repeated{});
+    return body();
+  }
+  Repeated& repeated = found->second;
+  if (repeated.graph == nullptr)
+    repeated = capture(body);
+  else
+    ops_->add_cost(repeated.cost);
+  check(cudaGraphLaunch(repeated.graph.get(), compute_->stream()), "launching a graph");
+}
+
+// Nothing runs meanwhile. A body that throws leaves no capture behind.
+CudaBackend::Repeated CudaBackend::capture(const std::function<void()>& body) {
+  const Cost before = ops_->total_cost();
+  check(cudaStreamBeginCapture(compute_->stream(), cudaStreamCaptureModeThreadLocal), "beginning a graph");
+  cudaGraph_t graph = nullptr;
+  try {
+    body();
+  } catch (...) {
+    static_cast<void>(cudaStreamEndCapture(compute_->stream(), &graph));
+    static_cast<void>(cudaGraphDestroy(graph));
+    throw;
+  }
+  check(cudaStreamEndCapture(compute_->stream(), &graph), "ending a graph");
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+  static_cast<void>(cudaGraphDestroy(graph));
+  check(status, "making a graph ready");
+  Repeated repeated;
+  repeated.graph.reset(executable);
+  const Cost& after = ops_->total_cost();
+  repeated.cost = {after.bytes_read - before.bytes_read, after.bytes_written - before.bytes_written,
+                   after.flops - before.flops};
+  return repeated;
 }
 
 void CudaBackend::create_events(int count) {
@@ -130,8 +182,12 @@ void CudaBackend::upload(std::span<const std::byte> host, const Tensor& device) 
 
 void CudaBackend::download(const Tensor& device, std::span<std::byte> host) {
   OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
+  if (host.empty()) return;
   bind_thread();
-  staging_->copy_out(device.data(), host, compute_->stream());
+  if (!is_pinned(host.data())) return staging_->copy_out(device.data(), host, compute_->stream());
+  check(cudaMemcpyAsync(host.data(), device.data(), host.size(), cudaMemcpyDeviceToHost, compute_->stream()),
+        "copying from the device");
+  compute_->drain();
 }
 
 void CudaBackend::fill_zero(const Tensor& device) {

@@ -6,9 +6,11 @@
 #ifndef OFFLOAD_CUDA_CUDA_BACKEND_H_
 #define OFFLOAD_CUDA_CUDA_BACKEND_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "core/backend.h"
@@ -57,6 +59,8 @@ class CudaBackend final : public Backend {
   Buffer allocate(int64_t bytes, std::string_view tag) override;
   Buffer allocate_host(int64_t bytes, std::string_view tag) override;
   Ops& ops() override { return *ops_; }
+  // As a CUDA graph, captured when the key comes the second time. Memory that goes takes all graphs with it.
+  void repeat(uint64_t key, const std::function<void()>& body) override;
   void create_events(int count) override;
   Lane& compute_lane() override { return *compute_; }
   Lane& copy_lane() override { return *copy_; }
@@ -65,7 +69,16 @@ class CudaBackend final : public Backend {
   void fill_zero(const Tensor& device) override;
 
  private:
+  struct DestroyGraph {
+    void operator()(cudaGraphExec_t graph) const { static_cast<void>(cudaGraphExecDestroy(graph)); }
+  };
+  struct Repeated {
+    std::unique_ptr<CUgraphExec_st, DestroyGraph> graph;  // null: the key came once
+    Cost cost;
+  };
+
   void release(void* data, int64_t bytes) noexcept override;
+  Repeated capture(const std::function<void()>& body);
 
   DeviceCaps caps_;
   std::string name_;
@@ -74,6 +87,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<StagingRing> staging_;
   std::unique_ptr<CudaLane> compute_, copy_;
   std::unique_ptr<CudaOps> ops_;
+  std::unordered_map<uint64_t, Repeated> repeated_;
 };
 
 // Pins memory for every device of the process; false when the system has no more to give. Throws Error{device}.

@@ -38,7 +38,9 @@ class CudaOps final : public Ops {
   int64_t scratch_bytes(const BlockScoresArgs& args) const override;
   int64_t scratch_bytes(const BlockTopkArgs& args) const override;
   int64_t scratch_bytes(const AttentionArgs& args) const override;
+  int64_t scratch_bytes(const HyperReadArgs& args) const override;
   int64_t scratch_bytes(const SwigluExpertsArgs& args) const override;
+  int64_t scratch_bytes(const SwigluRoutedArgs& args) const override;
 
  private:
   Arena scratch_arena() const {
@@ -46,7 +48,7 @@ class CudaOps final : public Ops {
   }
 
   DeviceCaps caps_;
-  cudaStream_t stream_;
+  LaunchStream stream_;
   StagingRing& staging_;
   std::vector<std::byte> lists_;  // of swiglu_experts, on their way to the device
   cublasHandle_t blas_ = nullptr;

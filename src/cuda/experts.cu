@@ -6,9 +6,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "cuda/canonical.cuh"
 #include "cuda/cuda_ops.h"
-#include "cuda/gemm.cuh"
+#include "cuda/experts.cuh"
 #include "cuda/gemm_launch.h"
 
 namespace offload::cuda {
@@ -21,56 +20,24 @@ constexpr int kBatchRows = 96;
 
 // Up to kBatchRuns runs with kBatchRows rows in all; an argument of kernels, so below 4 KiB.
 struct CanonicalBatch {
+  static constexpr bool kKnownAtLaunch = true;
+  static constexpr bool kAllCounts = true;
   const void* gate_up[kBatchRuns];
   const void* down[kBatchRuns];
   int32_t x_rows[kBatchRows], out_rows[kBatchRows];
   int16_t first[kBatchRuns + 1];  // of each run in the lists above
   int16_t runs;
-};
 
-// h [rows of the batch][inter] F32 = swiglu, values of type TX. Grid (inter / columns of a block, runs).
-template <bool kVector, int kRows, typename TX, typename TW>
-__global__ void __launch_bounds__(kCanonicalThreads)
-    canonical_swiglu_kernel(const __grid_constant__ CanonicalBatch batch, const TX* x, int64_t x_stride, int64_t inter,
-                            int64_t hidden, Rounding rounding, float* h) {
-  const int run = static_cast<int>(blockIdx.y), first = batch.first[run], rows = batch.first[run + 1] - first;
-  const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kRowLanes;
-  const TX* xs[kRows];
-#pragma unroll
-  for (int m = 0; m < kRows; ++m) xs[m] = x + batch.x_rows[first + min(m, rows - 1)] * x_stride;
-  const TW* gate = static_cast<const TW*>(batch.gate_up[run]) + min(column, inter - 1) * hidden;
-  const TW* ws[2] = {gate, gate + inter * hidden};
-  float sums[kRows][2];
-  canonical_sums<kVector, kRows, 2, kRows == 1 ? 8 : 2>(xs, ws, hidden, sums);
-  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
-  if (column >= inter || lane >= rows) return;
-#pragma unroll
-  for (int m = 0; m < kRows; ++m) {
-    TX rounded;
-    store_float(&rounded, swiglu_of<TX>(sums[m][0], sums[m][1], rounding));
-    if (m == lane) h[(first + m) * inter + column] = load_float(&rounded);
+  __device__ CanonicalRun at(int run) const {
+    return {.gate_up = gate_up[run],
+            .down = down[run],
+            .x_rows = x_rows + first[run],
+            .out_rows = out_rows + first[run],
+            .h_row = first[run],
+            .count = first[run + 1] - first[run]};
   }
-}
-
-// out[out_rows] = h down^T. Grid (hidden / columns of a block, runs).
-template <bool kVector, int kRows, typename TW, typename TOut>
-__global__ void __launch_bounds__(kCanonicalThreads)
-    canonical_down_kernel(const __grid_constant__ CanonicalBatch batch, const float* h, int64_t inter, int64_t hidden,
-                          TOut* out, int64_t out_stride) {
-  const int run = static_cast<int>(blockIdx.y), first = batch.first[run], rows = batch.first[run + 1] - first;
-  const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kRowLanes;
-  const float* hs[kRows];
-#pragma unroll
-  for (int m = 0; m < kRows; ++m) hs[m] = h + (first + min(m, rows - 1)) * inter;
-  const TW* ws[1] = {static_cast<const TW*>(batch.down[run]) + min(column, hidden - 1) * inter};
-  float sums[kRows][1];
-  canonical_sums<kVector, kRows, 1, kRows == 1 ? 10 : 4>(hs, ws, inter, sums);
-  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
-  if (column >= hidden || lane >= rows) return;
-#pragma unroll
-  for (int m = 0; m < kRows; ++m)
-    if (m == lane) store_float(out + batch.out_rows[first + m] * out_stride + column, sums[m][0]);
-}
+  __device__ void mark(int) const {}
+};
 
 bool is_aligned(const void* data, int64_t row_bytes) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_bytes % 16 == 0;
@@ -84,38 +51,21 @@ bool inputs_aligned(const SwigluExpertsArgs& a) {
   return aligned;
 }
 
-void run_canonical(const SwigluExpertsArgs& a, const CanonicalBatch& batch, bool aligned, float* h,
-                   cudaStream_t stream) {
-  const int64_t hidden = a.x.dim(1), inter = a.intermediate;
+// The most rows that a run of the batch has.
+int rows_most(const CanonicalBatch& batch) {
   int most = 0;
   for (int run = 0; run < batch.runs; ++run) most = std::max(most, batch.first[run + 1] - batch.first[run]);
-  const auto runs = static_cast<unsigned>(batch.runs);
-  const auto go = [&](auto vector, auto rows, auto tx, auto tw) {
-    constexpr bool kVector = decltype(vector)::value;
-    constexpr int kRows = decltype(rows)::value;
-    using TX = decltype(tx);
-    using TW = decltype(tw);
-    const int up_threads = canonical_threads(inter * batch.runs), down_threads = canonical_threads(hidden * batch.runs);
-    launch(canonical_swiglu_kernel<kVector, kRows, TX, TW>, dim3(blocks_for(inter, up_threads / kRowLanes), runs),
-           static_cast<unsigned>(up_threads), 0, stream, batch, data_of<const TX>(a.x), a.x.stride(0), inter, hidden,
-           a.rounding, h);
-    with_float_type(a.out.dtype(), [&](auto out) {
-      using TOut = decltype(out);
-      launch(canonical_down_kernel<kVector, kRows, TW, TOut>, dim3(blocks_for(hidden, down_threads / kRowLanes), runs),
-             static_cast<unsigned>(down_threads), 0, stream, batch, h, inter, hidden, data_of<TOut>(a.out),
-             a.out.stride(0));
-    });
-  };
-  with_float_type(a.x.dtype(), [&](auto tx) {
-    with_float_type(a.weight_dtype, [&](auto tw) {
-      constexpr bool kAllCounts = is_bf16_product<decltype(tx), decltype(tw)>();
-      with_canonical_shape<kAllCounts>(aligned, most, [&](auto vector, auto rows) { go(vector, rows, tx, tw); });
-    });
-  });
+  return most;
+}
+
+void run_canonical(const SwigluExpertsArgs& a, const CanonicalBatch& batch, bool aligned, float* h,
+                   const LaunchStream& stream) {
+  const ExpertShapes shapes{.x = a.x, .out = a.out, .intermediate = a.intermediate, .weights = a.weight_dtype};
+  launch_canonical(batch, batch.runs, rows_most(batch), shapes, a.rounding, aligned, h, stream);
 }
 
 // The short runs of the call, in batches.
-void run_short(const SwigluExpertsArgs& a, bool aligned, float* h, cudaStream_t stream) {
+void run_short(const SwigluExpertsArgs& a, bool aligned, float* h, const LaunchStream& stream) {
   const auto rows_max = std::min<int64_t>(static_cast<int64_t>(a.rows.size()), kBatchRows);
   CanonicalBatch batch;
   batch.runs = batch.first[0] = 0;
@@ -225,8 +175,8 @@ GemmLists fill_lists(const SwigluExpertsArgs& a, std::span<const ExpertRun> batc
   return lists;
 }
 
-void run_grouped(const SwigluExpertsArgs& a, GemmKernel kernel, const GemmLists& lists, int64_t tile_rows,
-                 const GemmScratch& scratch, cudaStream_t stream) {
+void run_grouped(const SwigluExpertsArgs& a, GemmKernel kernel, const GemmLists& lists, const GemmTileShape& shape,
+                 const GemmScratch& scratch, const LaunchStream& stream) {
   const int64_t hidden = a.x.dim(1), inter = a.intermediate;
   auto* block = data_of<std::byte>(scratch.lists);
   GroupedGemm p{.x = a.x.data(),
@@ -246,7 +196,7 @@ void run_grouped(const SwigluExpertsArgs& a, GemmKernel kernel, const GemmLists&
     launch_run_exponents(p.runs, lists.runs, 2 * inter, hidden, scratch.gate_up_exponents.as<int32_t>(), 2 * inter,
                          stream);
   }
-  launch_grouped(p, kernel, {a.x.dtype(), a.weight_dtype, a.x.dtype(), true}, lists.tiles, tile_rows, stream);
+  launch_grouped(p, kernel, {a.x.dtype(), a.weight_dtype, a.x.dtype(), true}, lists.tiles, shape, stream);
 
   p.x = scratch.h.data();
   p.x_stride = p.k = inter;
@@ -261,7 +211,7 @@ void run_grouped(const SwigluExpertsArgs& a, GemmKernel kernel, const GemmLists&
     launch_row_exponents(p.x, p.x_stride, nullptr, lists.rows, p.k, scratch.h_exponents.as<int32_t>(), stream);
     launch_run_exponents(p.runs, lists.runs, hidden, inter, scratch.down_exponents.as<int32_t>(), hidden, stream);
   }
-  launch_grouped(p, kernel, {a.x.dtype(), a.weight_dtype, a.out.dtype(), false}, lists.tiles, tile_rows, stream);
+  launch_grouped(p, kernel, {a.x.dtype(), a.weight_dtype, a.out.dtype(), false}, lists.tiles, shape, stream);
 }
 
 }  // namespace
@@ -302,10 +252,10 @@ void CudaOps::execute(const SwigluExpertsArgs& a) {
       batch_rows += a.runs[end].count;
     }
     if (batch_runs > 0) {
-      const int64_t tile_rows = tile_rows_of(kernel, batch_rows / batch_runs);
-      const GemmLists lists = fill_lists(a, a.runs.subspan(begin, end - begin), tile_rows, scratch, lists_);
+      const GemmTileShape shape = plan_tile(kernel, batch_rows / batch_runs, caps_);
+      const GemmLists lists = fill_lists(a, a.runs.subspan(begin, end - begin), shape.rows, scratch, lists_);
       staging_.pull_in(std::span(lists_).first(static_cast<size_t>(lists.bytes())), scratch.lists.data(), stream_);
-      run_grouped(a, kernel, lists, tile_rows, scratch, stream_);
+      run_grouped(a, kernel, lists, shape, scratch, stream_);
     }
     begin = end;
   }

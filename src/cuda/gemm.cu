@@ -8,21 +8,19 @@ namespace {
 // --- grouped products ---
 
 template <bool kSwiglu, typename TOut>
-void launch_mma(GroupedGemm p, GemmKernel kernel, int64_t tiles, int64_t tile_rows, cudaStream_t stream) {
+void launch_mma(GroupedGemm p, GemmKernel kernel, int64_t tiles, const GemmTileShape& shape, cudaStream_t stream) {
   p.pairs_aligned = p.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(TOut)) == 0;
-  const dim3 grid(blocks_for(p.n, gemm_tile_columns<kSwiglu>()), static_cast<unsigned>(tiles));
-  const auto go = [&](auto math, auto rows) {
+  const auto go = [&](auto math, auto rows, auto columns) {
     using Math = decltype(math);
-    constexpr int kRows = decltype(rows)::value;
-    launch(grouped_mma_kernel<Math, kRows, kSwiglu, TOut>, grid, kGemmThreads, gemm_shared_bytes<Math, kRows>(), stream,
-           p);
+    constexpr int kRows = decltype(rows)::value, kColumns = decltype(columns)::value;
+    const dim3 grid(blocks_for(p.n, gemm_tile_columns<kSwiglu, kColumns>()), static_cast<unsigned>(tiles));
+    launch(grouped_mma_kernel<Math, kRows, kColumns, kSwiglu, TOut>, grid, kGemmThreads,
+           gemm_shared_bytes<Math, kRows, kColumns>(), stream, p);
   };
-  const auto with_rows = [&](auto math) {
-    if (tile_rows == 64)
-      go(math, std::integral_constant<int, 64>{});
-    else
-      go(math, std::integral_constant<int, 128>{});
-  };
+  constexpr std::integral_constant<int, 64> k64;
+  constexpr std::integral_constant<int, 128> k128;
+  if (kernel == GemmKernel::mma_bf16 && shape.columns == 256) return go(Bf16Math{}, k128, std::integral_constant<int, 256>{});
+  const auto with_rows = [&](auto math) { shape.rows == 64 ? go(math, k64, k128) : go(math, k128, k128); };
   if (kernel == GemmKernel::mma_bf16)
     with_rows(Bf16Math{});
   else
@@ -78,6 +76,7 @@ __global__ void run_exponents_kernel(const GemmRun* runs, int64_t rows, int64_t 
                                      int64_t exponents_stride) {
   const int64_t row = row_of_warp();
   if (row >= rows) return;
+  if (runs[blockIdx.y].count == 0) return;
   const auto* w = static_cast<const bf16*>(runs[blockIdx.y].w);
   const int32_t e = row_exponent(reinterpret_cast<const uint4*>(w + row * k), k / 8);
   if (threadIdx.x % kWarp == 0) exponents[blockIdx.y * exponents_stride + row] = e;
@@ -107,17 +106,13 @@ __global__ void unscale_kernel(const float* sums, int64_t n, const int32_t* x_ex
 
 }  // namespace
 
-int64_t tile_rows_of(GemmKernel kernel, int64_t rows) {
-  return kernel == GemmKernel::simt ? kSimtTile : plan_tile_rows(rows);
-}
-
-void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& types, int64_t tiles, int64_t tile_rows,
-                    cudaStream_t stream) {
+void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& types, int64_t tiles,
+                    const GemmTileShape& shape, cudaStream_t stream) {
   OFL_ASSERT(!types.swiglu || types.out == types.x);
   if (kernel != GemmKernel::simt) {
-    if (types.swiglu) return launch_mma<true, bf16>(p, kernel, tiles, tile_rows, stream);
+    if (types.swiglu) return launch_mma<true, bf16>(p, kernel, tiles, shape, stream);
     with_float_type(types.out,
-                    [&](auto out) { launch_mma<false, decltype(out)>(p, kernel, tiles, tile_rows, stream); });
+                    [&](auto out) { launch_mma<false, decltype(out)>(p, kernel, tiles, shape, stream); });
     return;
   }
   with_float_type(types.x, [&](auto x) {

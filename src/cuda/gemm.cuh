@@ -38,13 +38,15 @@ struct GroupedGemm {
   const int32_t* x_exponents = nullptr;  // of mma_scaled: e of each row, by list index
   const GemmRun* runs = nullptr;
   const GemmTile* tiles = nullptr;
-  int64_t n = 0, k = 0;  // output columns
+  const int32_t* tile_count = nullptr;  // in device memory; null: as many as the grid has
+  int64_t n = 0, k = 0;                 // output columns
   void* out = nullptr;
   int64_t out_stride = 0;
   const int32_t* out_rows = nullptr;  // by list index; null: the list index itself
   bool pairs_aligned = false;         // two neighbouring outputs may be stored at once
   Rounding rounding = Rounding::fused;
 
+  __device__ bool has_tile(unsigned i) const { return tile_count == nullptr || static_cast<int32_t>(i) < *tile_count; }
   __device__ int64_t x_row(int64_t i) const { return x_rows == nullptr ? i : x_rows[i]; }
   __device__ int64_t out_row(int64_t i) const { return out_rows == nullptr ? i : out_rows[i]; }
 };
@@ -74,7 +76,6 @@ struct ScaledMath {
 };
 
 inline constexpr int kGemmThreads = 256;  // 2 warps of rows x 4 of columns
-inline constexpr int kTileN = 128;
 inline constexpr int kTileK = 64;
 inline constexpr int kChunk = 8;  // elements of 16 bytes
 inline constexpr int kChunks = kTileK / kChunk;
@@ -83,7 +84,7 @@ template <typename Math>
 constexpr int gemm_stages() {
   return Math::kAsync ? 3 : 2;
 }
-template <typename Math, int kTileM>
+template <typename Math, int kTileM, int kTileN>
 constexpr int64_t gemm_shared_bytes() {
   return int64_t{gemm_stages<Math>()} * (kTileM + kTileN) * kTileK * 2;
 }
@@ -143,51 +144,57 @@ struct TileLoader {
 };
 
 // d [rows of the warp / 16][columns of the warp / 8] += the products of one stage.
-template <typename Math, int kFragmentsM>
-__device__ inline void multiply_stage(float (&d)[kFragmentsM][4][4], const uint4* a_tile, const uint4* b_tile, int m0,
-                                      int n0) {
+template <typename Math, int kFragmentsM, int kFragmentsN>
+__device__ inline void multiply_stage(float (&d)[kFragmentsM][kFragmentsN][4], const uint4* a_tile, const uint4* b_tile,
+                                      int m0, int n0) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
   for (int step = 0; step < kTileK / 16; ++step) {
-    uint32_t a[kFragmentsM][4], b[2][4];
+    uint32_t a[kFragmentsM][4], b[kFragmentsN / 2][4];
 #pragma unroll
     for (int i = 0; i < kFragmentsM; ++i)
       ldmatrix_x4(a[i], a_tile + tile_offset(m0 + i * 16 + lane % 16, step * 2 + lane / 16));
 #pragma unroll
-    for (int j = 0; j < 2; ++j)
+    for (int j = 0; j < kFragmentsN / 2; ++j)
       ldmatrix_x4(b[j], b_tile + tile_offset(n0 + j * 16 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
 #pragma unroll
     for (int i = 0; i < kFragmentsM; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) Math::mma(d[i][j], a[i], {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]});
+      for (int j = 0; j < kFragmentsN; ++j) Math::mma(d[i][j], a[i], {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]});
     }
   }
 }
 
-// Row of w for row `b` of the block's tile of w, or -1 behind the last.
-template <bool kSwiglu>
+// Row of w for row `b` of the block's tile of w, or -1 behind the last. With kSwiglu a warp's kWarpN columns are half
+// gate, half up.
+template <bool kSwiglu, int kWarpN>
 __device__ inline int64_t weight_row(const GroupedGemm& p, int64_t n0, int b) {
   if constexpr (!kSwiglu) return n0 + b < p.n ? n0 + b : -1;
-  const int64_t j = n0 + b / 32 * 16 + b % 16;  // a warp's 32 columns: 16 of gate, 16 of up
+  constexpr int kHalf = kWarpN / 2;
+  const int64_t j = n0 + b / kWarpN * kHalf + b % kHalf;
   if (j >= p.n) return -1;
-  return b % 32 < 16 ? j : p.n + j;
+  return b % kWarpN < kHalf ? j : p.n + j;
 }
 
 // Output columns of a block.
-template <bool kSwiglu>
+template <bool kSwiglu, int kTileN>
 constexpr int64_t gemm_tile_columns() {
   return kSwiglu ? kTileN / 2 : kTileN;
 }
 
 // Grid (columns / gemm_tile_columns, tiles), kGemmThreads threads. Bytes: the weights once (a second tile of rows reads
-// them from the L2 cache), x once per block of columns. Bound by the matrix units once runs have some 100 rows.
-template <typename Math, int kTileM, bool kSwiglu, typename TOut>
-__global__ void __launch_bounds__(kGemmThreads, Math::kAsync ? 2 : 1) grouped_mma_kernel(const GroupedGemm p) {
+// them from the L2 cache), x once per block of columns. Bound by the matrix units or, with tiles of 128 columns, by what
+// the L2 cache gives, once runs have some 100 rows.
+template <typename Math, int kTileM, int kTileN, bool kSwiglu, typename TOut>
+__global__ void __launch_bounds__(kGemmThreads, Math::kAsync && kTileN == 128 ? 2 : 1)
+    grouped_mma_kernel(const GroupedGemm p) {
   extern __shared__ uint4 shared[];
   constexpr int kStages = gemm_stages<Math>(), kStageChunks = (kTileM + kTileN) * kChunks, kFragmentsM = kTileM / 32;
+  constexpr int kWarpN = kTileN / 4, kFragmentsN = kWarpN / 8;
+  if (!p.has_tile(blockIdx.y)) return;
   const GemmTile tile = p.tiles[blockIdx.y];
   const GemmRun run = p.runs[tile.run];
-  const int64_t n0 = static_cast<int64_t>(blockIdx.x) * gemm_tile_columns<kSwiglu>();
+  const int64_t n0 = static_cast<int64_t>(blockIdx.x) * gemm_tile_columns<kSwiglu, kTileN>();
   const auto* x = static_cast<const bf16*>(p.x);
   const auto* w = static_cast<const bf16*>(run.w);
 
@@ -204,14 +211,15 @@ __global__ void __launch_bounds__(kGemmThreads, Math::kAsync ? 2 : 1) grouped_mm
   TileLoader<Math, kTileN> b;
 #pragma unroll
   for (int i = 0; i < b.kMine; ++i) {
-    const int64_t row = weight_row<kSwiglu>(p, n0, b.row(i));
+    const int64_t row = weight_row<kSwiglu, kWarpN>(p, n0, b.row(i));
     b.source[i] = row < 0 ? nullptr : w + row * p.k;
     if constexpr (!Math::kAsync) b.scale[i] = row < 0 ? 0.0f : power_of_two(run.w_exponents[row]);
   }
 
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int m0 = warp / 4 * (kTileM / 2), warp_n = warp % 4;
-  float d[kFragmentsM][4][4] = {};
+  const bool has_rows = tile.row + m0 < run.count;  // else this warp has nothing to multiply
+  float d[kFragmentsM][kFragmentsN][4] = {};
   const auto a_tile = [&](int stage) { return shared + stage * kStageChunks; };
   const auto b_tile = [&](int stage) { return shared + stage * kStageChunks + kTileM * kChunks; };
   const int steps = static_cast<int>((p.k + kTileK - 1) / kTileK);
@@ -228,7 +236,7 @@ __global__ void __launch_bounds__(kGemmThreads, Math::kAsync ? 2 : 1) grouped_mm
       wait_async<kStages - 2>();
       __syncthreads();  // all have their part of this stage, and are done with the one before it
       copy(step + kStages - 1);
-      multiply_stage<Math>(d, a_tile(step % kStages), b_tile(step % kStages), m0, warp_n * 32);
+      if (has_rows) multiply_stage<Math>(d, a_tile(step % kStages), b_tile(step % kStages), m0, warp_n * kWarpN);
     }
   } else {
     a.fetch(0, p.k);
@@ -241,7 +249,7 @@ __global__ void __launch_bounds__(kGemmThreads, Math::kAsync ? 2 : 1) grouped_mm
         a.fetch(int64_t{step + 1} * kTileK, p.k);
         b.fetch(int64_t{step + 1} * kTileK, p.k);
       }
-      multiply_stage<Math>(d, a_tile(step % 2), b_tile(step % 2), m0, warp_n * 32);
+      if (has_rows) multiply_stage<Math>(d, a_tile(step % 2), b_tile(step % 2), m0, warp_n * kWarpN);
     }
   }
 
@@ -255,15 +263,15 @@ __global__ void __launch_bounds__(kGemmThreads, Math::kAsync ? 2 : 1) grouped_mm
       TOut* out = static_cast<TOut*>(p.out) + p.out_row(run.first + row) * p.out_stride;
       const int x_exponent = Math::kAsync ? 0 : p.x_exponents[run.first + row];
 #pragma unroll
-      for (int j = 0; j < (kSwiglu ? 2 : 4); ++j) {
-        const int64_t column = n0 + warp_n * (kSwiglu ? 16 : 32) + j * 8 + lane % 4 * 2;
+      for (int j = 0; j < (kSwiglu ? kFragmentsN / 2 : kFragmentsN); ++j) {
+        const int64_t column = n0 + warp_n * (kSwiglu ? kWarpN / 2 : kWarpN) + j * 8 + lane % 4 * 2;
         const auto sum = [&](int fragment, int e, int64_t w_row) {
           const float value = d[i][fragment][half * 2 + e];
           return Math::kAsync ? value : scalbnf(value, -(x_exponent + run.w_exponents[w_row]));
         };
         const auto output = [&](int e) {
           if constexpr (kSwiglu)
-            return swiglu_of<bf16>(sum(j, e, column + e), sum(j + 2, e, p.n + column + e), p.rounding);
+            return swiglu_of<bf16>(sum(j, e, column + e), sum(j + kFragmentsN / 2, e, p.n + column + e), p.rounding);
           else
             return sum(j, e, column + e);
         };
@@ -288,6 +296,7 @@ inline constexpr int kSimtDepth = 16;  // of k
 template <typename TX, typename TW, bool kSwiglu, typename TOut>
 __global__ void __launch_bounds__(256) grouped_simt_kernel(const GroupedGemm p) {
   __shared__ float a[kSimtDepth][kSimtTile + 4], b[kSimtDepth][kSimtTile + 4];
+  if (!p.has_tile(blockIdx.y)) return;
   const GemmTile tile = p.tiles[blockIdx.y];
   const GemmRun run = p.runs[tile.run];
   constexpr int kColumns = kSwiglu ? kSimtTile / 2 : kSimtTile;

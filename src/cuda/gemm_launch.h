@@ -11,16 +11,13 @@ namespace offload::cuda {
 struct GemmRun;
 struct GroupedGemm;
 
-// Rows of a tile of `kernel`'s blocks for runs of `rows` rows on average.
-int64_t tile_rows_of(GemmKernel kernel, int64_t rows);
-
 struct GemmTypes {
   DType x = DType::bf16, w = DType::bf16, out = DType::bf16;
   bool swiglu = false;  // REQUIRES then: out == x
 };
-// `tiles` tiles of tile_rows rows, the p.tiles of it. REQUIRES: kernel is simt, mma_bf16 or mma_scaled.
-void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& types, int64_t tiles, int64_t tile_rows,
-                    cudaStream_t stream);
+// `tiles` tiles, the p.tiles of it. REQUIRES: kernel is simt, mma_bf16 or mma_scaled; `shape` is of plan_tile().
+void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& types, int64_t tiles,
+                    const GemmTileShape& shape, cudaStream_t stream);
 
 // exponents[i] = e such that the largest magnitude of row x_rows[i] (null: i) times 2^e lies in [2^14, 2^15), at most
 // 127: BF16 bits times 2^e are exact in FP16 over 29 binades below it. x [*, k] BF16, k a multiple of 8, rows aligned

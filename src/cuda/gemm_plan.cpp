@@ -30,8 +30,12 @@ GemmKernel plan_gemm(const GemmShape& shape, const DeviceCaps& caps) {
   return shape.grouped || shape.m < kBlasScaledRowsMin ? GemmKernel::mma_scaled : GemmKernel::blas_scaled;
 }
 
-int64_t plan_tile_rows(int64_t rows) {
-  return rows > 128 && (rows % 128 == 0 || rows % 128 > 64 || rows > 512) ? 128 : 64;
+GemmTileShape plan_tile(GemmKernel kernel, int64_t rows, const DeviceCaps& caps) {
+  constexpr int64_t kWideShared = 144 << 10;  // three stages of 128 + 256 rows of 128 bytes
+  if (kernel == GemmKernel::simt) return {64, 64};
+  if (kernel == GemmKernel::mma_bf16 && rows > 64 && caps.shared_bytes >= kWideShared) return {128, 256};
+  const bool tall = rows > 128 && (rows % 128 == 0 || rows % 128 > 64 || rows > 512);
+  return {tall ? 128 : 64, 128};
 }
 
 }  // namespace offload::cuda

@@ -32,8 +32,13 @@ inline constexpr int64_t kBlasScaledRowsMin = 128;
 
 GemmKernel plan_gemm(const GemmShape& shape, const DeviceCaps& caps);
 
-// Rows of a tile of the own kernels, for runs of `rows` rows on average: 64 or 128.
-int64_t plan_tile_rows(int64_t rows);
+// Rows and columns of w that one block of the own kernels takes.
+struct GemmTileShape {
+  int64_t rows = 64, columns = 128;
+};
+// For runs of `rows` rows on average. Simt: 64 x 64; else 64 or 128 rows and 128 columns, or 128 x 256 where shared
+// memory holds it: half the reading of the caches per product.
+GemmTileShape plan_tile(GemmKernel kernel, int64_t rows, const DeviceCaps& caps);
 
 }  // namespace offload::cuda
 

@@ -13,27 +13,58 @@ constexpr int64_t kSumsBytes = int64_t{64} << 20;
 
 // --- canonical ---
 
-constexpr int64_t kFewColumnsMax = 1024;
+// Below, a warp per column serves one row of x better than eight lanes.
+constexpr int64_t kNarrowColumns = 1536;
+// Blocks of 64 elements of w that a lane has in each of its two batches.
+constexpr int kLinearDepth = 8;
 
-// Blocks of 64 elements under way per lane, for so many rows of x. A product with few columns keeps whole rows of w
-// under way, as far as the registers go.
-template <int kRows, bool kFewColumns>
-constexpr int linear_unroll() {
-  return kRows == 1 ? (kFewColumns ? 32 : 10) : kRows == 2 ? 8 : 4;
+// out[column] for the column of each group of eight lanes. Grid (n / groups of a block); shared memory: x.
+template <typename TX, typename TW, typename TOut>
+__global__ void __launch_bounds__(kCanonicalThreads)
+    row_linear_kernel(const TX* x, const TW* w, int n, int k, TOut* out) {
+  extern __shared__ uint4 shared[];
+  let_next_start();
+  const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / kRowLanes;
+  const TW* ws[1] = {w + int64_t{min(column, n - 1)} * k};
+  RowSums<1, kLinearDepth, TX, TW> row(ws, k);
+  wait_for_previous();
+  auto* staged = reinterpret_cast<TX*>(shared);
+  stage_row(x, k, staged);
+  float sums[1];
+  row.finish(staged, sums);
+  if (column < n && threadIdx.x % kRowLanes == 0) store_float(out + column, sums[0]);
+}
+
+// out[column] for the column of each warp. Grid (n / kNarrowWarps); shared memory: x, then kNarrowWarpBytes each warp.
+template <typename TOut>
+__global__ void __launch_bounds__(kNarrowWarps* kWarp)
+    narrow_linear_kernel(const bf16* x, const bf16* w, int n, int k, TOut* out) {
+  extern __shared__ uint4 shared[];
+  let_next_start();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int column = static_cast<int>(blockIdx.x) * kNarrowWarps + warp;
+  auto* staged = reinterpret_cast<bf16*>(shared);
+  bf16* own = staged + staged_row_bytes<bf16>(k) / 2 + warp * kNarrowRound;
+  const float sum = narrow_sum(w + int64_t{min(column, n - 1)} * k, k, staged, own, [&] {
+    wait_for_previous();
+    stage_narrow_row(x, k, staged);
+  });
+  if (column < n && threadIdx.x % kWarp == 0) store_float(out + column, sum);
 }
 
 // out[m][column] for the column of each group of eight lanes; grid (columns / (blockDim.x / kRowLanes)).
-template <bool kVector, int kRows, bool kFewColumns, typename TX, typename TW, typename TOut>
+template <bool kVector, int kRows, typename TX, typename TW, typename TOut>
 __global__ void __launch_bounds__(kCanonicalThreads)
     canonical_linear_kernel(const TX* x, int64_t x_stride, int rows, const TW* w, int64_t n, int64_t k, TOut* out,
                             int64_t out_stride) {
+  begin_overlapped();
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kRowLanes;
   const TX* xs[kRows];
 #pragma unroll
   for (int m = 0; m < kRows; ++m) xs[m] = x + min(m, rows - 1) * x_stride;
   const TW* ws[1] = {w + min(column, n - 1) * k};
   float sums[kRows][1];
-  canonical_sums<kVector, kRows, 1, linear_unroll<kRows, kFewColumns>()>(xs, ws, k, sums);
+  canonical_sums<kVector, kRows, 1, kRows == 2 ? 8 : 4>(xs, ws, k, sums);
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
   if (column >= n || lane >= rows) return;
 #pragma unroll
@@ -46,33 +77,44 @@ bool rows_aligned(const Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.data()) % 16 == 0 && t.stride(0) * bytes % 16 == 0 && t.dim(1) % 8 == 0;
 }
 
-void canonical_linear(const LinearArgs& a, cudaStream_t stream) {
+// One row of x.
+template <typename TX, typename TW, typename TOut>
+void row_linear(const LinearArgs& a, const LaunchStream& stream) {
+  const auto n = static_cast<int>(a.w.dim(0)), k = static_cast<int>(a.x.dim(1));
+  if constexpr (is_bf16_product<TX, TW>()) {
+    if (n <= kNarrowColumns)
+      return launch_overlapped(narrow_linear_kernel<TOut>, blocks_for(n, kNarrowWarps), kNarrowWarps * kWarp,
+                               staged_row_bytes<bf16>(k) + kNarrowWarps * kNarrowWarpBytes, stream,
+                               data_of<const bf16>(a.x), data_of<const bf16>(a.w), n, k, data_of<TOut>(a.out));
+  }
+  const int threads = canonical_threads(n);
+  launch_overlapped(row_linear_kernel<TX, TW, TOut>, blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads),
+                    staged_row_bytes<TX>(k), stream, data_of<const TX>(a.x), data_of<const TW>(a.w), n, k,
+                    data_of<TOut>(a.out));
+}
+
+void canonical_linear(const LinearArgs& a, const LaunchStream& stream) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   const int threads = canonical_threads(n);
-  const auto go = [&](auto vector, auto rows, auto few, auto tx, auto tw, auto out) {
+  const bool aligned = rows_aligned(a.x) && rows_aligned(a.w);
+  const auto with_types = [&](auto tx, auto tw, auto out) {
     using TX = decltype(tx);
     using TW = decltype(tw);
     using TOut = decltype(out);
-    launch(canonical_linear_kernel<decltype(vector)::value, decltype(rows)::value, decltype(few)::value, TX, TW, TOut>,
-           blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads), 0, stream, data_of<const TX>(a.x),
-           a.x.stride(0), static_cast<int>(m), data_of<const TW>(a.w), n, k, data_of<TOut>(a.out), a.out.stride(0));
+    if (aligned && m == 1 && staged_row_bytes<TX>(k) <= kStagedBytesMost) return row_linear<TX, TW, TOut>(a, stream);
+    with_canonical_shape<is_bf16_product<TX, TW>()>(aligned, m, [&](auto vector, auto rows) {
+      launch_overlapped(canonical_linear_kernel<decltype(vector)::value, decltype(rows)::value, TX, TW, TOut>,
+                        blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads), 0, stream,
+                        data_of<const TX>(a.x), a.x.stride(0), static_cast<int>(m), data_of<const TW>(a.w), n, k,
+                        data_of<TOut>(a.out), a.out.stride(0));
+    });
   };
-  const bool aligned = rows_aligned(a.x) && rows_aligned(a.w);
   with_float_type(a.x.dtype(), [&](auto tx) {
     with_float_type(a.w.dtype(), [&](auto tw) {
-      constexpr bool kAllCounts = is_bf16_product<decltype(tx), decltype(tw)>();
-      with_canonical_shape<kAllCounts>(aligned, m, [&](auto vector, auto rows) {
-        const auto with_out = [&](auto few) {
-          if (a.out.dtype() == DType::f32)
-            go(vector, rows, few, tx, tw, float{});
-          else
-            go(vector, rows, few, tx, tw, tx);
-        };
-        if constexpr (kAllCounts && decltype(rows)::value == 1) {
-          if (n <= kFewColumnsMax) return with_out(std::true_type{});
-        }
-        with_out(std::false_type{});
-      });
+      if (a.out.dtype() == DType::f32)
+        with_types(tx, tw, float{});
+      else
+        with_types(tx, tw, tx);
     });
   });
 }
@@ -92,12 +134,13 @@ GemmKernel kernel_of(const LinearArgs& a, const DeviceCaps& caps) {
 
 struct TileScratch {
   Tensor run, tiles, x_exponents, w_exponents;
-  int64_t tile_rows = 0, count = 0;
+  GemmTileShape shape;
+  int64_t count = 0;
 
-  TileScratch(Arena& arena, const LinearArgs& a, GemmKernel kernel) {
+  TileScratch(Arena& arena, const LinearArgs& a, GemmKernel kernel, const DeviceCaps& caps)
+      : shape(plan_tile(kernel, a.x.dim(0), caps)) {
     const int64_t m = a.x.dim(0);
-    tile_rows = tile_rows_of(kernel, m);
-    count = (m + tile_rows - 1) / tile_rows;
+    count = (m + shape.rows - 1) / shape.rows;
     run = arena.take(DType::u8, {static_cast<int64_t>(sizeof(GemmRun))});
     tiles = arena.take(DType::u8, {count * static_cast<int64_t>(sizeof(GemmTile))});
     if (kernel != GemmKernel::mma_scaled) return;
@@ -113,7 +156,7 @@ __global__ void one_run_kernel(GemmRun run, GemmRun* out, GemmTile* tiles, int c
   if (i < count) tiles[i] = {0, i * tile_rows};
 }
 
-void tiled_linear(const LinearArgs& a, GemmKernel kernel, const TileScratch& scratch, cudaStream_t stream) {
+void tiled_linear(const LinearArgs& a, GemmKernel kernel, const TileScratch& scratch, const LaunchStream& stream) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   GemmRun run{.w = a.w.data(), .w_exponents = nullptr, .first = 0, .count = static_cast<int32_t>(m)};
   if (kernel == GemmKernel::mma_scaled) {
@@ -124,7 +167,7 @@ void tiled_linear(const LinearArgs& a, GemmKernel kernel, const TileScratch& scr
   auto* runs = data_of<GemmRun>(scratch.run);
   auto* tiles = data_of<GemmTile>(scratch.tiles);
   launch(one_run_kernel, blocks_for(scratch.count, 256), 256, 0, stream, run, runs, tiles,
-         static_cast<int>(scratch.count), static_cast<int>(scratch.tile_rows));
+         static_cast<int>(scratch.count), static_cast<int>(scratch.shape.rows));
   const GroupedGemm p{.x = a.x.data(),
                       .x_stride = a.x.stride(0),
                       .x_exponents = data_of<const int32_t>(scratch.x_exponents),
@@ -134,7 +177,7 @@ void tiled_linear(const LinearArgs& a, GemmKernel kernel, const TileScratch& scr
                       .k = k,
                       .out = a.out.data(),
                       .out_stride = a.out.stride(0)};
-  launch_grouped(p, kernel, {a.x.dtype(), a.w.dtype(), a.out.dtype()}, scratch.count, scratch.tile_rows, stream);
+  launch_grouped(p, kernel, {a.x.dtype(), a.w.dtype(), a.out.dtype()}, scratch.count, scratch.shape, stream);
 }
 
 // --- cuBLAS ---
@@ -164,8 +207,16 @@ void blas_product(cublasHandle_t blas, int64_t m, int64_t n, int64_t k, cudaData
              "a matrix product of cuBLAS");
 }
 
+// How many columns cuBLAS has a fast kernel for: whole vectors. A few left over, as a gate's, are worth a launch.
+int64_t columns_for_blas(const LinearArgs& a) {
+  const int64_t n = a.w.dim(0), even = n / 8 * 8;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(a.out.data()) % 16 == 0 &&
+                          a.out.stride(0) * dtype_bytes(a.out.dtype()) % 16 == 0;
+  return even == 0 || !is_aligned ? n : even;
+}
+
 void blas_scaled_linear(const LinearArgs& a, cublasHandle_t blas, const BlasScaledScratch& scratch,
-                        cudaStream_t stream) {
+                        const LaunchStream& stream) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   auto* x_exponents = scratch.x_exponents.as<int32_t>();
   auto* w_exponents = scratch.w_exponents.as<int32_t>();
@@ -189,8 +240,10 @@ int64_t CudaOps::scratch_bytes(const LinearArgs& a) const {
   const GemmKernel kernel = kernel_of(a, caps_);
   if (kernel == GemmKernel::blas_scaled)
     BlasScaledScratch(arena, a);
-  else if (kernel != GemmKernel::canonical && kernel != GemmKernel::blas_bf16)
-    TileScratch(arena, a, kernel);
+  else if (kernel == GemmKernel::blas_bf16)
+    TileScratch(arena, a, GemmKernel::mma_bf16, caps_);
+  else if (kernel != GemmKernel::canonical)
+    TileScratch(arena, a, kernel, caps_);
   return arena.peak_bytes();
 }
 
@@ -205,10 +258,15 @@ void CudaOps::execute(const LinearArgs& a) {
     case GemmKernel::simt:
     case GemmKernel::mma_bf16:
     case GemmKernel::mma_scaled:
-      return tiled_linear(a, kernel, TileScratch(arena, a, kernel), stream_);
-    case GemmKernel::blas_bf16:
-      return blas_product(blas_, m, n, k, CUDA_R_16BF, a.x.data(), a.x.stride(0), a.w.data(), a.out.data(),
-                          a.out.stride(0), a.out.dtype() == DType::f32 ? CUDA_R_32F : CUDA_R_16BF);
+      return tiled_linear(a, kernel, TileScratch(arena, a, kernel, caps_), stream_);
+    case GemmKernel::blas_bf16: {
+      const int64_t even = columns_for_blas(a);
+      blas_product(blas_, m, even, k, CUDA_R_16BF, a.x.data(), a.x.stride(0), a.w.data(), a.out.data(), a.out.stride(0),
+                   a.out.dtype() == DType::f32 ? CUDA_R_32F : CUDA_R_16BF);
+      if (even == n) return;
+      const LinearArgs rest{a.x, a.w.narrow(0, even, n - even), a.out.narrow(1, even, n - even)};
+      return tiled_linear(rest, GemmKernel::mma_bf16, TileScratch(arena, rest, GemmKernel::mma_bf16, caps_), stream_);
+    }
     case GemmKernel::blas_scaled:
       return blas_scaled_linear(a, blas_, BlasScaledScratch(arena, a), stream_);
   }

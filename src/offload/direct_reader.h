@@ -43,7 +43,7 @@ struct DirectReaderOptions {
   bool use_uring = true;   // when the system has it
   bool use_direct = true;  // when the file system has it
   int threads = 1;         // that wait for reads and copy out of the staging buffers
-  int queue_depth = 16;    // reads in flight per thread
+  int queue_depth = 32;    // reads in flight per thread
   // 1 MiB: sequential direct reads of a disk reach their full rate from 512 KiB on. A multiple of kReadAlignment.
   int64_t chunk_bytes = 1 << 20;
   // "tensor NAME" at a byte of a file, for messages; may be empty.

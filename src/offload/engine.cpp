@@ -135,6 +135,7 @@ std::unique_ptr<RankContext> Engine::plan_rank(const EngineOptions& options, con
                            .cache = options.cache,
                            .verify = options.verify_ranks,
                            .trace = traces_.empty() ? nullptr : traces_[static_cast<size_t>(rank)].get()};
+  if (world == 1 && !backend.uses_host_memory()) rank_options.cache.routes_on_device = true;
   Ops* host_ops = devices.host_ops.empty() ? nullptr : devices.host_ops[static_cast<size_t>(rank)];
   const auto make = [&] {
     return std::make_unique<RankContext>(spec_, rank_options, backend, host_ops, collective, *source_, *residency_);
@@ -145,7 +146,7 @@ std::unique_ptr<RankContext> Engine::plan_rank(const EngineOptions& options, con
   const RankMemory& least = planned->memory();
   const int64_t room =
       device_budget(options, backend) - least.weights - least.sequence - least.workspace - least.stacks;
-  rank_options.cache.slots = std::clamp<int64_t>(room / least.slots, 1, residency_->blocks(rank));
+  rank_options.cache.slots = std::clamp<int64_t>(planned->executor().slots_in(room), 1, residency_->blocks(rank));
   planned.reset();
   return make();
 }
@@ -198,7 +199,9 @@ void Engine::load(const EngineOptions& options, const Devices& devices) {
   if (experts.pinning.pin) experts.memlock_bytes = read_system_memory().memlock_bytes;
   residency_->load(experts, progress);
   warnings_.insert(warnings_.end(), residency_->warnings().begin(), residency_->warnings().end());
-  logits_.resize(static_cast<size_t>(std::min(RankContext::kLogitTile, chunk_) * spec_.vocab));
+  const int64_t logits = std::min(RankContext::kLogitTile, chunk_) * spec_.vocab;
+  logits_memory_ = ranks_.front()->backend().allocate_host(logits * dtype_bytes(DType::f32), "logits");
+  logits_ = {static_cast<float*>(logits_memory_.data()), static_cast<size_t>(logits)};
   if (world() > 1) collectives_.front()->reserve(chunk_ * spec_.hidden);
   team_ = std::make_unique<RankTeam>(world());
 }
@@ -279,8 +282,8 @@ void Engine::emit_logits(int64_t begin, int64_t end, int64_t row_offset, const L
     next = std::min({end, begin + RankContext::kLogitTile, (begin / chunk_ + 1) * chunk_});
     run_ranks([&](int rank) { ranks_[static_cast<size_t>(rank)]->logits(begin, next - begin, spec_.vocab, logits_); });
     for (int64_t r = begin; r < next; ++r)
-      sink(row_offset + r, std::span(logits_).subspan(static_cast<size_t>((r - begin) * spec_.vocab),
-                                                      static_cast<size_t>(spec_.vocab)));
+      sink(row_offset + r,
+           logits_.subspan(static_cast<size_t>((r - begin) * spec_.vocab), static_cast<size_t>(spec_.vocab)));
   }
 }
 

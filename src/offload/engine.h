@@ -158,7 +158,8 @@ class Engine {
   std::vector<std::unique_ptr<RankTrace>> traces_;  // by rank; empty: nothing is recorded
   std::vector<std::unique_ptr<RankContext>> ranks_;
   std::unique_ptr<RankTeam> team_;
-  std::vector<float> logits_;  // [kLogitTile, vocab] on the host
+  Buffer logits_memory_;
+  std::span<float> logits_;  // [kLogitTile, vocab] on the host
 };
 
 }  // namespace offload

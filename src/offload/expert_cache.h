@@ -67,6 +67,7 @@ class ExpertCache {
 
   // The slot that holds `key` or is being filled with it, or -1.
   int64_t find(ExpertKey key) const;
+  bool is_filling(int64_t slot) const { return at(slot).state == State::filling; }
   State state(int64_t slot) const { return at(slot).state; }
   bool pinned(int64_t slot) const { return at(slot).pins > 0; }
   // The content of a slot that is not free, or no key.

@@ -68,6 +68,7 @@ void ExpertExecutor::run(const RoutedExperts& step) {
   out_rows_.resize(slots);
   present_.resize(slots);
   if (backend_.ops().planning()) return plan(step);
+  if (runs_on_device()) return run_on_device(step);
 
   std::optional<HostSpan> wait(std::in_place, trace_, "wait_routing",
                                TraceSubject{.layer = static_cast<int32_t>(step.layer)});
@@ -85,6 +86,42 @@ void ExpertExecutor::run(const RoutedExperts& step) {
     run_from_cache(step);
   else
     run_in_place(step);
+}
+
+int64_t ExpertExecutor::directory_bytes() const {
+  if (!options_.routes_on_device || options_.slots == 0) return 0;
+  return residency_.layers() * residency_.local_shape().experts * dtype_bytes(DType::i32);
+}
+
+// Whether nothing will be copied or evicted any more and nobody asks for the routing. The first time, the device gets
+// the directory of the slots.
+bool ExpertExecutor::runs_on_device() {
+  if (!options_.routes_on_device || cache_ == nullptr || !policy_->is_complete() || recorder_ != nullptr) return false;
+  if (directory_) return true;
+  wait_for_lookahead(filling_.size());
+  const int64_t layers = residency_.layers(), experts = residency_.local_shape().experts;
+  std::vector<int32_t> slots;
+  for (int64_t layer = 0; layer < layers; ++layer)
+    for (int64_t e = 0; e < experts; ++e)
+      slots.push_back(static_cast<int32_t>(policy_->slot_of({static_cast<int32_t>(layer), static_cast<int32_t>(e)})));
+  directory_ = Tensor(slot_data(options_.slots), DType::i32, {layers, experts});
+  backend_.upload(std::as_bytes(std::span(slots)), directory_);
+  return true;
+}
+
+void ExpertExecutor::run_on_device(const RoutedExperts& step) {
+  const ExpertShape& shape = residency_.local_shape();
+  const int64_t row_elements = slot_bytes_ / dtype_bytes(shape.dtype);
+  runs_done_ += std::min(step.ids.elements(), shape.experts);
+  backend_.ops()(SwigluRoutedArgs{.x = step.x,
+                                  .ids = step.ids,
+                                  .slab = Tensor(slab_.data(), shape.dtype, {options_.slots, row_elements})
+                                              .narrow(1, 0, 3 * shape.intermediate * shape.hidden),
+                                  .slots = directory_.narrow(0, step.layer, 1).reshaped({shape.experts}),
+                                  .out = step.parts,
+                                  .present = step.present,
+                                  .intermediate = shape.intermediate,
+                                  .rounding = step.rounding});
 }
 
 ExpertRun ExpertExecutor::run_of(const std::byte* block, int64_t expert) const {
@@ -120,6 +157,7 @@ void ExpertExecutor::run_in_place(const RoutedExperts& step) {
 
 // The copy starts when the slot's last reader is done.
 void ExpertExecutor::issue_copy(std::string_view name, ExpertKey key, int64_t slot) {
+  if (cache_->is_filling(slot)) cache_->end_fill(slot);  // nobody waited for what look-ahead had put there
   cache_->begin_fill(slot, key);
   Lane& lane = backend_.copy_lane();
   lane.wait(read_event(slot));
@@ -132,13 +170,26 @@ void ExpertExecutor::issue_copy(std::string_view name, ExpertKey key, int64_t sl
   ++copies_;
 }
 
-// Of the last plan's look-ahead; the lane waits once, for all.
-void ExpertExecutor::wait_for_lookahead() {
-  for (const int64_t slot : filling_) {
-    backend_.compute_lane().wait(ready_event(slot));
-    cache_->end_fill(slot);
-  }
-  filling_.clear();
+// For the first `count` copies of look-ahead that nobody has waited for. The copy lane keeps their order, so the
+// compute lane waits for the last of them.
+void ExpertExecutor::wait_for_lookahead(size_t count) {
+  if (count == 0) return;
+  backend_.compute_lane().wait(ready_event(filling_[count - 1].slot));
+  for (size_t i = 0; i < count; ++i)
+    if (is_under_way(filling_[i])) cache_->end_fill(filling_[i].slot);
+  filling_.erase(filling_.begin(), filling_.begin() + static_cast<std::ptrdiff_t>(count));
+}
+
+// Whether the slot still awaits this copy: a later plan may have put another expert there.
+bool ExpertExecutor::is_under_way(const PlannedCopy& ahead) const {
+  return cache_->is_filling(ahead.slot) && cache_->find(ahead.key) == ahead.slot;
+}
+
+// How many of them there are up to the last one of `layer`.
+size_t ExpertExecutor::lookahead_of(int32_t layer) const {
+  const auto last = std::find_if(filling_.rbegin(), filling_.rend(),
+                                 [&](const PlannedCopy& ahead) { return ahead.key.layer == layer; });
+  return static_cast<size_t>(filling_.rend() - last);
 }
 
 void ExpertExecutor::add_run(int32_t layer, const PlannedRun& run) {
@@ -166,12 +217,12 @@ void ExpertExecutor::add_run(int32_t layer, const PlannedRun& run) {
 // its own to do.
 void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
   const auto layer = static_cast<int32_t>(step.layer);
-  const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0), step.returns};
+  const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0), step.visits_left};
   const LayerPlan plan = policy_->on_routed(step.layer, routing, phase_);
   // Before anything is issued on the compute lane, which the download waits for.
   const auto on_host = [](const PlannedRun& run) { return run.where == RunWhere::host; };
   if (std::any_of(plan.runs.begin(), plan.runs.end(), on_host)) host_->fetch(backend_, step.x);
-  wait_for_lookahead();
+  wait_for_lookahead(lookahead_of(layer));
 
   const auto count = static_cast<int64_t>(plan.runs.size());
   const auto run_at = [&](int64_t i) -> const PlannedRun& { return plan.runs[static_cast<size_t>(i)]; };
@@ -196,7 +247,7 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
   }
   for (const PlannedCopy& ahead : plan.lookahead) {
     issue_copy("look_ahead", ahead.key, ahead.slot);
-    filling_.push_back(ahead.slot);
+    filling_.push_back(ahead);
   }
   if (host_runs_.empty()) return;
   runs_done_ += static_cast<int64_t>(host_runs_.size());
@@ -232,6 +283,10 @@ void ExpertExecutor::plan(const RoutedExperts& step) {
   };
   ask(top_k);
   ask(std::min(residency_.local_shape().experts, slots));
+  if (directory_bytes() == 0) return;
+  directory_ = Tensor(this, DType::i32, {residency_.layers(), residency_.local_shape().experts});
+  run_on_device(step);
+  directory_ = {};
 }
 
 }  // namespace offload

@@ -32,6 +32,9 @@ struct ExpertCacheOptions {
   // Shares of the decode experts that miss the slots and run where they lie: by the host's cores, or by the device's
   // ops, which then must be able to read the host shards. See PolicyOptions.
   int64_t host_permille = 0, zero_copy_permille = 0;
+  // Once every expert of the rank has a slot, the device reads a layer's routing itself and the host waits for none.
+  // What it then runs is not counted as hits, and a step has no routing hash: for one rank.
+  bool routes_on_device = false;
 };
 
 class ExpertExecutor final : public ExpertRunner {
@@ -42,8 +45,10 @@ class ExpertExecutor final : public ExpertRunner {
   ExpertExecutor(Backend& backend, Ops* host_ops, const Residency& residency, int rank, int64_t top_k,
                  ExpertCacheOptions options);
 
-  // Bytes of the slab that set_slab() wants; 0 without a cache.
-  int64_t slab_bytes() const { return options_.slots * slot_bytes_; }
+  // Bytes of the slab that set_slab() wants, the slots and what the device finds them by; 0 without a cache.
+  int64_t slab_bytes() const { return options_.slots * slot_bytes_ + directory_bytes(); }
+  // Slots that fit a slab of so many bytes.
+  int64_t slots_in(int64_t slab_bytes) const { return (slab_bytes - directory_bytes()) / slot_bytes_; }
   // Events of the backend that the executor uses: 0..events()-1.
   int events() const { return static_cast<int>(2 * options_.slots); }
   // U8 [slab_bytes()]; before the first step of a cache.
@@ -61,6 +66,7 @@ class ExpertExecutor final : public ExpertRunner {
   void begin_step(Phase phase) { phase_ = phase; }
 
   void run(const RoutedExperts& step) override;
+  bool runs_on_device() override;
   DType parts_dtype(DType activations) const override {
     return residency_.form() == ShardForm::slice && residency_.world() > 1 ? DType::f32 : activations;
   }
@@ -80,12 +86,16 @@ class ExpertExecutor final : public ExpertRunner {
   void group_by_expert(int64_t top_k);
   void run_in_place(const RoutedExperts& step);
   void run_from_cache(const RoutedExperts& step);
+  void run_on_device(const RoutedExperts& step);
+  int64_t directory_bytes() const;
   void issue_copy(std::string_view name, ExpertKey key, int64_t slot);
   void add_run(int32_t layer, const PlannedRun& run);
   ExpertRun run_of(const std::byte* block, int64_t expert) const;
   SwigluExpertsArgs args_of(const RoutedExperts& step, std::span<const ExpertRun> runs) const;
   void compute(const RoutedExperts& step, std::span<const ExpertRun> runs);
-  void wait_for_lookahead();
+  void wait_for_lookahead(size_t count);
+  bool is_under_way(const PlannedCopy& ahead) const;
+  size_t lookahead_of(int32_t layer) const;
   std::byte* slot_data(int64_t slot) const { return static_cast<std::byte*>(slab_.data()) + slot * slot_bytes_; }
   // Events of a slot: its content has arrived; its last reader is done.
   int ready_event(int64_t slot) const { return static_cast<int>(2 * slot); }
@@ -103,7 +113,8 @@ class ExpertExecutor final : public ExpertRunner {
   ActiveExperts active_;
   std::vector<std::byte> owned_;  // by expert: 1 where its block is this rank's
   Tensor slab_;
-  std::vector<int64_t> filling_;  // slots whose copy no run has waited for yet
+  Tensor directory_;                  // I32 [layers, experts] on the device: the slot of each expert, once all have one
+  std::vector<PlannedCopy> filling_;  // look-ahead that no run has waited for yet, in the order of the copy lane
 
   std::vector<int32_t> ids_;     // [rows, K] on the host
   std::vector<int64_t> begins_;  // [experts + 1] into rows_

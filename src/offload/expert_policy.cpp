@@ -83,7 +83,7 @@ ExpertPolicy::ExpertPolicy(const PolicyOptions& options) : options_(checked(opti
 LayerPlan ExpertPolicy::on_routed(int64_t layer, const LayerRouting& routing, Phase phase) {
   OFL_ASSERT(layer >= 0 && layer < options_.shape.layers);
   layer_ = layer;
-  returns_ = routing.returns;
+  visits_left_ = routing.visits_left;
   is_complete_ = free_.empty() && options_.slots == owned() * options_.shape.layers;
   ++plan_;
   runs_.clear();
@@ -194,7 +194,7 @@ void ExpertPolicy::plan_copies(Phase phase) {
 void ExpertPolicy::gather_ring(size_t count, Phase phase) {
   const bool lru = options_.kind == PolicyKind::lru;
   const size_t victims_max =
-      !lru && !returns_ && phase == Phase::prefill
+      !lru && !returns() && phase == Phase::prefill
           ? std::max<size_t>(kRingMin, static_cast<size_t>(stream_slots() / (options_.lookahead_layers + 1)))
           : count;
   size_t victims = 0;
@@ -245,14 +245,14 @@ void ExpertPolicy::plan_lookahead(Phase phase) {
   if (options_.lookahead_layers == 0 || options_.shape.layers == 1) return;
   if (phase == Phase::decode) return look_ahead_in_decode();
   // A layer that returns gets a slot for each of its experts first.
-  int64_t room = options_.slots - (returns_ ? owned() : 0);
+  int64_t room = options_.slots - (returns() ? owned() : 0);
   for (int64_t ahead = 1; ahead <= std::min<int64_t>(options_.lookahead_layers, options_.shape.layers - 1); ++ahead)
-    room -= look_ahead_in_prefill((layer_ + ahead) % options_.shape.layers,
-                                  stream_slots() / (options_.lookahead_layers + 1), room);
+    room = look_ahead_in_prefill((layer_ + ahead) % options_.shape.layers,
+                                 stream_slots() / (options_.lookahead_layers + 1), room);
 }
 
 // Stages up to `budget` experts of the layer in place of others and more in free slots, at most `room` in all. Returns
-// how many are staged then.
+// the room left for layers further ahead: none while this layer's next visit has more to stage.
 int64_t ExpertPolicy::look_ahead_in_prefill(int64_t layer, int64_t budget, int64_t room) {
   missed_.clear();
   int64_t staged = 0;
@@ -266,15 +266,18 @@ int64_t ExpertPolicy::look_ahead_in_prefill(int64_t layer, int64_t budget, int64
     }
   }
   std::sort(missed_.begin(), missed_.end(), is_candidate_before);
+  // A share for each visit: what the next chunk misses itself must not wait behind all of another layer.
+  int64_t due = (static_cast<int64_t>(missed_.size()) + visits_left_) / (visits_left_ + 1);
   int64_t displaced = staged;
   for (const Candidate& one : missed_) {
     if (staged >= room || (displaced >= budget && free_.empty())) break;
+    if (due-- == 0) return 0;
     displaced += free_.empty() ? 1 : 0;
     if (!stage({static_cast<int32_t>(layer), one.expert}, 0)) break;
     ++staged;
     ++counts_[0].copies_lookahead;
   }
-  return staged;
+  return room - staged;
 }
 
 void ExpertPolicy::look_ahead_in_decode() {
@@ -336,7 +339,7 @@ double ExpertPolicy::delay(ExpertKey key) const {
 
 // The same as seen from the current layer, in steps: the layer just visited comes back last, or next of all.
 double ExpertPolicy::delay_now(const Ranked& ranked, int64_t layer) const {
-  if (returns_ && layer == layer_) return std::numeric_limits<double>::lowest();
+  if (returns() && layer == layer_) return std::numeric_limits<double>::lowest();
   if (options_.kind == PolicyKind::lru) return ranked.delay;
   const int64_t layers = options_.shape.layers;
   const int64_t ahead = (layer - layer_ + layers - 1) % layers + 1;

@@ -55,7 +55,7 @@ struct LayerPlan {
 struct LayerRouting {
   std::span<const ActiveExpert> active;  // distinct, of all ranks, in any order
   int64_t rows = 0;
-  bool returns = false;  // the next routing is of the same layer: another chunk of a prompt
+  int64_t visits_left = 0;  // routings of the same layer that come next: other chunks of a prompt
 };
 
 // Distinct active experts of ids [rows, top_k], by ascending id. Owns the buffers; allocates at construction only.
@@ -165,13 +165,14 @@ class ExpertPolicy {
   void look_ahead_in_decode();
   bool stage(ExpertKey key, double delay);
   int64_t stream_slots() const;
+  bool returns() const { return visits_left_ > 0; }
   int64_t owned() const { return (options_.shape.experts - options_.rank + options_.world - 1) / options_.world; }
 
   PolicyOptions options_;
   ExpertForecast forecast_;
   PolicyCounts counts_[2];
   int64_t layer_ = 0, plan_ = 0, uses_ = 0;
-  bool returns_ = false;                      // of the current plan's routing
+  int64_t visits_left_ = 0;                   // of the current plan's routing
   bool is_complete_ = false;                  // every expert of this rank has a slot, for good
   int64_t host_due_ = 0, zero_copy_due_ = 0;  // in 1/1000 of a run
   std::vector<int32_t> slot_of_;              // [layers, experts] -> slot or -1

@@ -52,7 +52,7 @@ class Run {
     int64_t rows;
     Phase phase;
     int32_t layer;
-    bool returns;  // the next chunk goes through the same layer
+    int64_t visits_left;  // chunks that go through the same layer next
   };
 
   const StepTimes& times(int64_t rows, int64_t first);
@@ -259,7 +259,7 @@ void Run::carry_out(Rank& rank, const Work& work, const LayerPlan& plan, int64_t
 
 void Run::layer(const Work& work) {
   const LayerTimes& layer = work.times->layers[static_cast<size_t>(work.layer)];
-  const LayerRouting routing{active_.collect(work.ids), work.rows, work.returns};
+  const LayerRouting routing{active_.collect(work.ids), work.rows, work.visits_left};
   compute_all("mixer", layer.mixer, work.layer);
   all_reduce(work.times->reduce);
   for (Rank& rank : ranks_) {
@@ -296,7 +296,7 @@ void Run::prefill(int64_t index) {
     for (int64_t l = 0; l < layers; ++l)
       for (int64_t begin = 0; begin < rows; begin += chunk) {
         Work of_chunk = work(index, l, begin, chunk_rows(begin), chunk_times(begin));
-        of_chunk.returns = begin + chunk < rows;
+        of_chunk.visits_left = (rows - 1 - begin) / chunk;
         layer(of_chunk);
       }
   } else {

@@ -1,5 +1,7 @@
 #include "core/blocks/hyper_connection.h"
 
+#include "core/canonical.h"
+
 namespace offload {
 
 HyperConnection::HyperConnection(const ModelSpec& spec, Role role, const std::string& prefix, WeightLoader& loader)
@@ -16,8 +18,21 @@ Tensor HyperConnection::take_inject(const Step& step, int64_t rows) const {
 }
 
 void HyperConnection::read(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& inject) const {
-  const ArenaScope scope(step.arena);
   const int64_t rows = stack.dim(0), hidden = x.dim(1);
+  if (rows <= kCanonicalRowsMax) {
+    step.ops(HyperReadArgs{.stack = stack,
+                           .norm = norm_,
+                           .down = down_,
+                           .up = up_,
+                           .inject = inject ? inject_ : Tensor{},
+                           .out = x,
+                           .logits = inject,
+                           .streams = streams_,
+                           .eps = eps_,
+                           .rounding = step.rounding()});
+    return;
+  }
+  const ArenaScope scope(step.arena);
   const Tensor normed = step.arena.take(step.dtype(), {rows, streams_ * hidden});
   step.ops(RmsNormArgs{.x = stack.split_last(hidden),
                        .w = norm_,

@@ -1,0 +1,355 @@
+// swiglu_routed: the expert FFN with its routing on the device. Up to kCanonicalRowsMax rows, every slot is a run of
+// its own; more rows are sorted by expert first, and short runs go through the canonical kernels, long ones through
+// tiles.
+#include "cuda/cuda_ops.h"
+#include "cuda/experts.cuh"
+#include "cuda/gemm_launch.h"
+
+namespace offload::cuda {
+namespace {
+
+// Where the experts lie.
+struct Slab {
+  const char* data;
+  int64_t row_bytes, up_bytes;  // of a row; of its part before down
+  const int32_t* slots;         // [experts]
+
+  __device__ bool holds(int32_t e) const { return slots[e] >= 0; }
+  __device__ const char* gate_up(int32_t e) const { return data + slots[e] * row_bytes; }
+  __device__ const char* down(int32_t e) const { return gate_up(e) + up_bytes; }
+};
+
+Slab slab_of(const SwigluRoutedArgs& a) {
+  const int64_t element_bytes = dtype_bytes(a.slab.dtype());
+  return {.data = data_of<const char>(a.slab),
+          .row_bytes = a.slab.stride(0) * element_bytes,
+          .up_bytes = 2 * a.intermediate * a.x.dim(1) * element_bytes,
+          .slots = a.slots.as<int32_t>()};
+}
+
+// --- few rows ---
+
+// Slot `run` of ids [rows, k] as a run of one row.
+struct SlotRuns {
+  static constexpr bool kKnownAtLaunch = false;
+  static constexpr bool kAllCounts = false;
+  const int32_t* ids;
+  Slab slab;
+  uint8_t* present;
+  int32_t k;
+
+  __device__ CanonicalRun at(int run) const {
+    const int32_t e = ids[run];
+    if (!slab.holds(e)) return {};
+    return {.gate_up = slab.gate_up(e), .down = slab.down(e), .row = run / k, .h_row = run, .count = 1};
+  }
+  __device__ void mark(int run) const { present[run] = slab.holds(ids[run]); }
+};
+
+// --- many rows ---
+
+// The slots sorted by expert, and the tiles of the long runs. Device memory.
+struct SortedRuns {
+  int32_t* counts;             // [experts]
+  int32_t* begins;             // [experts], of the lists below
+  int32_t* tile_begins;        // [experts]
+  int32_t* totals;             // slots in the lists, tiles
+  int32_t *x_rows, *out_rows;  // [slots], by expert, then ascending
+  GemmRun *gate_up, *down;     // [experts]
+  GemmTile* tiles;
+};
+
+struct SortCall {
+  const int32_t* ids;  // [slots]
+  Slab slab;
+  uint8_t* present;  // [slots]
+  SortedRuns sorted;
+  int32_t *gate_up_exponents, *down_exponents;  // of all experts, or null
+  int64_t inter, hidden;
+  int32_t slots, experts, k, tile_rows;
+};
+
+constexpr int kSortThreads = 1024;
+constexpr int kExpertsMost = 4096;
+
+// Exclusive sums of values[0..count) in place, in shared memory; returns the total. All threads of the block call.
+__device__ int32_t exclusive_sums(int32_t* values, int count) {
+  __shared__ int32_t parts[kSortThreads];
+  const int thread = static_cast<int>(threadIdx.x), each = (count + kSortThreads - 1) / kSortThreads;
+  int32_t sum = 0;
+  for (int i = thread * each; i < min(count, (thread + 1) * each); ++i) sum += values[i];
+  parts[thread] = sum;
+  __syncthreads();
+  for (int step = 1; step < kSortThreads; step *= 2) {
+    const int32_t left = thread >= step ? parts[thread - step] : 0;
+    __syncthreads();
+    parts[thread] += left;
+    __syncthreads();
+  }
+  int32_t running = parts[thread] - sum;
+  for (int i = thread * each; i < min(count, (thread + 1) * each); ++i) {
+    const int32_t value = values[i];
+    values[i] = running;
+    running += value;
+  }
+  const int32_t total = parts[kSortThreads - 1];
+  __syncthreads();
+  return total;
+}
+
+// Counts, places and tiles of the experts' runs: one block. Its counters are sums of integers: no order shows.
+__global__ void __launch_bounds__(kSortThreads) count_runs_kernel(const SortCall a) {
+  __shared__ int32_t counts[kExpertsMost], places[kExpertsMost];
+  const int thread = static_cast<int>(threadIdx.x);
+  begin_overlapped();
+  for (int e = thread; e < a.experts; e += kSortThreads) counts[e] = 0;
+  __syncthreads();
+  for (int i = thread; i < a.slots; i += kSortThreads) {
+    const int32_t e = a.ids[i];
+    const bool is_here = a.slab.holds(e);
+    a.present[i] = is_here;
+    if (is_here) atomicAdd(counts + e, 1);
+  }
+  __syncthreads();
+  for (int e = thread; e < a.experts; e += kSortThreads) places[e] = counts[e];
+  __syncthreads();
+  const int32_t slots = exclusive_sums(places, a.experts);
+  for (int e = thread; e < a.experts; e += kSortThreads) {
+    // An expert that is not here has no rows, and nobody looks at its weights.
+    GemmRun gate_up{.w = a.slab.gate_up(e), .w_exponents = nullptr, .first = places[e], .count = counts[e]};
+    GemmRun down{.w = a.slab.down(e), .w_exponents = nullptr, .first = places[e], .count = counts[e]};
+    if (a.gate_up_exponents != nullptr) {
+      gate_up.w_exponents = a.gate_up_exponents + e * 2 * a.inter;
+      down.w_exponents = a.down_exponents + e * a.hidden;
+    }
+    a.sorted.gate_up[e] = gate_up;
+    a.sorted.down[e] = down;
+    a.sorted.counts[e] = counts[e];
+    a.sorted.begins[e] = places[e];
+  }
+  __syncthreads();
+  for (int e = thread; e < a.experts; e += kSortThreads)
+    places[e] = counts[e] > kCanonicalRowsMax ? (counts[e] + a.tile_rows - 1) / a.tile_rows : 0;
+  __syncthreads();
+  const int32_t tiles = exclusive_sums(places, a.experts);
+  for (int e = thread; e < a.experts; e += kSortThreads) a.sorted.tile_begins[e] = places[e];
+  if (thread == 0) {
+    a.sorted.totals[0] = slots;
+    a.sorted.totals[1] = tiles;
+  }
+}
+
+constexpr int kPlaceWarps = 8;
+
+// The rows of one expert in ascending order, and its tiles. One block for each expert reads all ids, out of the L2
+// cache: each warp counts in its part, then places behind the parts in front.
+__global__ void __launch_bounds__(kPlaceWarps* kWarp) place_rows_kernel(const SortCall a) {
+  begin_overlapped();
+  __shared__ int32_t found[kPlaceWarps];
+  const int e = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int32_t count = a.sorted.counts[e], begin = a.sorted.begins[e];
+  if (e == a.experts - 1) {  // lists are read to their end where rows are counted on the host
+    for (int i = a.sorted.totals[0] + static_cast<int>(threadIdx.x); i < a.slots; i += kPlaceWarps * kWarp)
+      a.sorted.x_rows[i] = a.sorted.out_rows[i] = 0;
+  }
+  if (count == 0) return;
+  const int part = (a.slots + kPlaceWarps * kWarp - 1) / (kPlaceWarps * kWarp) * kWarp;
+  const int first = warp * part, last = min(a.slots, first + part);
+  int32_t mine = 0;
+#pragma unroll 4
+  for (int i = first + lane; i < last; i += kWarp) mine += a.ids[i] == e;
+  for (int width = kWarp / 2; width > 0; width /= 2) mine += __shfl_xor_sync(kAllLanes, mine, width);
+  if (lane == 0) found[warp] = mine;
+  __syncthreads();
+  int32_t at = begin;
+  for (int w = 0; w < warp; ++w) at += found[w];
+  for (int base = first; base < last; base += kWarp) {
+    const int i = base + lane;
+    const bool is_mine = i < last && a.ids[i] == e;
+    const unsigned all = __ballot_sync(kAllLanes, is_mine);
+    if (is_mine) {
+      const int place = at + __popc(all & ((1u << lane) - 1));
+      a.sorted.x_rows[place] = i / a.k;
+      a.sorted.out_rows[place] = i;
+    }
+    at += __popc(all);
+  }
+  if (count <= kCanonicalRowsMax) return;
+  GemmTile* tiles = a.sorted.tiles + a.sorted.tile_begins[e];
+  for (int t = static_cast<int>(threadIdx.x); t * a.tile_rows < count; t += kPlaceWarps * kWarp)
+    tiles[t] = {e, t * a.tile_rows};
+}
+
+// The short ones of the sorted runs, an expert each.
+struct ShortRuns {
+  static constexpr bool kKnownAtLaunch = false;
+  static constexpr bool kAllCounts = false;
+  SortedRuns sorted;
+
+  __device__ CanonicalRun at(int e) const {
+    const int32_t count = sorted.counts[e], begin = sorted.begins[e];
+    return {.gate_up = sorted.gate_up[e].w,
+            .down = sorted.down[e].w,
+            .x_rows = sorted.x_rows + begin,
+            .out_rows = sorted.out_rows + begin,
+            .h_row = e * static_cast<int32_t>(kCanonicalRowsMax),
+            .count = count <= kCanonicalRowsMax ? count : 0};
+  }
+  __device__ void mark(int) const {}
+};
+
+bool is_aligned(const SwigluRoutedArgs& a) {
+  const int64_t hidden = a.x.dim(1);
+  return reinterpret_cast<uintptr_t>(a.x.data()) % 16 == 0 && a.x.stride(0) * dtype_bytes(a.x.dtype()) % 16 == 0 &&
+         hidden % 8 == 0 && a.intermediate % 8 == 0 && reinterpret_cast<uintptr_t>(a.slab.data()) % 16 == 0 &&
+         a.slab.stride(0) * dtype_bytes(a.slab.dtype()) % 16 == 0;
+}
+
+GemmKernel kernel_of(const SwigluRoutedArgs& a, const DeviceCaps& caps) {
+  return plan_gemm({.m = kCanonicalRowsMax + 1,
+                    .n = a.intermediate,
+                    .k = a.x.dim(1),
+                    .x = a.x.dtype(),
+                    .w = a.slab.dtype(),
+                    .out = a.out.dtype(),
+                    .aligned = is_aligned(a),
+                    .grouped = true},
+                   caps);
+}
+
+// What the call needs beside its tensors.
+struct RoutedScratch {
+  Tensor h, lists, sorted_h, x_exponents, h_exponents, gate_up_exponents, down_exponents;
+  GemmKernel kernel;
+  GemmTileShape shape;
+  int64_t tiles_most = 0;
+
+  RoutedScratch(Arena& arena, const SwigluRoutedArgs& a, const DeviceCaps& caps) : kernel(kernel_of(a, caps)) {
+    const int64_t slots = a.ids.elements(), experts = a.slots.dim(0), inter = a.intermediate;
+    if (a.x.dim(0) <= kCanonicalRowsMax) {
+      h = arena.take(DType::f32, {slots, inter});
+      return;
+    }
+    h = arena.take(DType::f32, {experts * kCanonicalRowsMax, inter});
+    shape = plan_tile(kernel, slots / experts, caps);
+    tiles_most = slots / shape.rows + std::min(experts, slots);
+    lists = arena.take(DType::u8, {list_bytes(slots, experts)});
+    sorted_h = arena.take(a.x.dtype(), {slots, inter});
+    if (kernel != GemmKernel::mma_scaled) return;
+    x_exponents = arena.take(DType::i32, {slots});
+    h_exponents = arena.take(DType::i32, {slots});
+    gate_up_exponents = arena.take(DType::i32, {experts, 2 * inter});
+    down_exponents = arena.take(DType::i32, {experts, a.x.dim(1)});
+  }
+
+  SortedRuns sorted(int64_t slots, int64_t experts) const {
+    SortedRuns s;
+    auto* at = static_cast<std::byte*>(lists.data());
+    const auto next = [&](auto*& list, int64_t count) {
+      list = reinterpret_cast<std::decay_t<decltype(list)>>(at);
+      at += count * static_cast<int64_t>(sizeof(*list));
+    };
+    next(s.gate_up, experts);
+    next(s.down, experts);
+    next(s.tiles, tiles_most);
+    next(s.counts, experts);
+    next(s.begins, experts);
+    next(s.tile_begins, experts);
+    next(s.totals, 2);
+    next(s.x_rows, slots);
+    next(s.out_rows, slots);
+    return s;
+  }
+
+ private:
+  int64_t list_bytes(int64_t slots, int64_t experts) const {
+    return 2 * experts * static_cast<int64_t>(sizeof(GemmRun)) + tiles_most * static_cast<int64_t>(sizeof(GemmTile)) +
+           4 * (3 * experts + 2 + 2 * slots);
+  }
+};
+
+void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const SortedRuns& sorted,
+              const LaunchStream& stream) {
+  const int64_t slots = a.ids.elements(), experts = a.slots.dim(0), hidden = a.x.dim(1), inter = a.intermediate;
+  const bool scaled = scratch.kernel == GemmKernel::mma_scaled;
+  GroupedGemm p{.x = a.x.data(),
+                .x_stride = a.x.stride(0),
+                .x_rows = sorted.x_rows,
+                .x_exponents = data_of<const int32_t>(scratch.x_exponents),
+                .runs = sorted.gate_up,
+                .tiles = sorted.tiles,
+                .tile_count = sorted.totals + 1,
+                .n = inter,
+                .k = hidden,
+                .out = scratch.sorted_h.data(),
+                .out_stride = inter,
+                .rounding = a.rounding};
+  if (scaled) {
+    launch_row_exponents(p.x, p.x_stride, p.x_rows, slots, p.k, scratch.x_exponents.as<int32_t>(), stream);
+    launch_run_exponents(p.runs, experts, 2 * inter, hidden, scratch.gate_up_exponents.as<int32_t>(), 2 * inter,
+                         stream);
+  }
+  launch_grouped(p, scratch.kernel, {a.x.dtype(), a.slab.dtype(), a.x.dtype(), true}, scratch.tiles_most,
+                 scratch.shape, stream);
+
+  p.x = scratch.sorted_h.data();
+  p.x_stride = p.k = inter;
+  p.x_rows = nullptr;
+  p.x_exponents = data_of<const int32_t>(scratch.h_exponents);
+  p.runs = sorted.down;
+  p.n = hidden;
+  p.out = a.out.data();
+  p.out_stride = a.out.stride(0);
+  p.out_rows = sorted.out_rows;
+  if (scaled) {
+    launch_row_exponents(p.x, p.x_stride, nullptr, slots, p.k, scratch.h_exponents.as<int32_t>(), stream);
+    launch_run_exponents(p.runs, experts, hidden, inter, scratch.down_exponents.as<int32_t>(), hidden, stream);
+  }
+  launch_grouped(p, scratch.kernel, {a.x.dtype(), a.slab.dtype(), a.out.dtype(), false}, scratch.tiles_most,
+                 scratch.shape, stream);
+}
+
+}  // namespace
+
+int64_t CudaOps::scratch_bytes(const SwigluRoutedArgs& a) const {
+  if (a.ids.elements() == 0) return 0;
+  Arena arena;
+  RoutedScratch(arena, a, caps_);
+  return arena.peak_bytes();
+}
+
+void CudaOps::execute(const SwigluRoutedArgs& a) {
+  const int64_t slots = a.ids.elements(), experts = a.slots.dim(0), hidden = a.x.dim(1);
+  if (slots == 0) return;
+  OFL_ASSERT(experts <= kExpertsMost && slots <= INT32_MAX);
+  Arena arena = scratch_arena();
+  const RoutedScratch scratch(arena, a, caps_);
+  const ExpertShapes shapes{.x = a.x, .out = a.out, .intermediate = a.intermediate, .weights = a.slab.dtype()};
+  if (a.x.dim(0) <= kCanonicalRowsMax) {
+    const SlotRuns runs{.ids = a.ids.as<int32_t>(),
+                        .slab = slab_of(a),
+                        .present = a.present.as<uint8_t>(),
+                        .k = static_cast<int32_t>(a.ids.dim(1))};
+    return launch_canonical(runs, slots, 1, shapes, a.rounding, is_aligned(a), scratch.h.as<float>(), stream_);
+  }
+  const SortCall call{.ids = a.ids.as<int32_t>(),
+                      .slab = slab_of(a),
+                      .present = a.present.as<uint8_t>(),
+                      .sorted = scratch.sorted(slots, experts),
+                      .gate_up_exponents = data_of<int32_t>(scratch.gate_up_exponents),
+                      .down_exponents = data_of<int32_t>(scratch.down_exponents),
+                      .inter = a.intermediate,
+                      .hidden = hidden,
+                      .slots = static_cast<int32_t>(slots),
+                      .experts = static_cast<int32_t>(experts),
+                      .k = static_cast<int32_t>(a.ids.dim(1)),
+                      .tile_rows = static_cast<int32_t>(scratch.shape.rows)};
+  launch_overlapped(count_runs_kernel, 1, kSortThreads, 0, stream_, call);
+  launch_overlapped(place_rows_kernel, static_cast<unsigned>(experts), kPlaceWarps * kWarp, 0, stream_, call);
+  launch_canonical(ShortRuns{call.sorted}, experts, kCanonicalRowsMax, shapes, a.rounding, is_aligned(a),
+                   scratch.h.as<float>(), stream_);
+  run_long(a, scratch, call.sorted, stream_);
+}
+
+}  // namespace offload::cuda
