@@ -58,7 +58,7 @@ struct GatherRowsArgs {
 
 // out[m][n] = rnd!(sum_k x[m][k] * w[n][k]); rounds to out's dtype, which is A or F32.
 // x [m, k], w [n, k] contiguous, out [m, n]. For m <= kCanonicalRowsMax the sum has the canonical order (see
-// canonical.h). w is a weight: no op writes it, so a device may read it before the op in front is done.
+// canonical.h).
 struct LinearArgs {
   Tensor x, w, out;
 };

@@ -207,7 +207,6 @@ class AttentionMma {
 template <int kN, int kMTiles>
 __global__ void __launch_bounds__(AttentionMmaTile<kN, kMTiles>::kThreads, AttentionMmaTile<kN, kMTiles>::kBlocks)
     attention_mma_kernel(const AttentionCall a) {
-  begin_overlapped();
   extern __shared__ float4 memory[];
   AttentionMma<kN, kMTiles>(a, *reinterpret_cast<AttentionMmaShared<kN, kMTiles>*>(memory)).run();
 }

@@ -37,7 +37,6 @@ constexpr int kFmaKeys = 16 * kFmaWarps;  // per block of threads: two per quad 
 // queries, kFmaHeads at a time.
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kFmaWarps* kWarp) scores_fma_kernel(const ScoresCall a) {
-  begin_overlapped();
   extern __shared__ float4 memory[];
   float* q = reinterpret_cast<float*>(memory);  // [kFmaHeads][width]
   const int row = static_cast<int>(blockIdx.x), complete = a.complete(row), thread = static_cast<int>(threadIdx.x);
@@ -249,7 +248,6 @@ class ScoresMma {
 
 template <bool kHalf>
 __global__ void __launch_bounds__(kMmaWarps* kWarp, 2) scores_mma_kernel(const ScoresCall a) {
-  begin_overlapped();
   __shared__ MmaQueries shared;
   ScoresMma<kHalf>(a, shared).run();
 }
@@ -275,7 +273,7 @@ void CudaOps::execute(const BlockScoresArgs& a) {
   if (are_bf16 && rows > kCanonicalRowsMax && n <= kMmaDims && in_vectors(a.q) && in_vectors(a.keys)) {
     const dim3 grid(blocks_for(blocks, kMmaKeys), blocks_for(rows, kRowTiles * kMmaRows));
     const auto kernel = caps_.has_bf16_mma() ? scores_mma_kernel<false> : scores_mma_kernel<true>;
-    return launch_overlapped(kernel, grid, dim3(kMmaWarps * kWarp), 0, stream_, call);
+    return launch(kernel, grid, dim3(kMmaWarps * kWarp), 0, stream_, call);
   }
   OFL_ASSERT(a.q.dtype() == a.keys.dtype() && n <= 4096);  // the queries of kFmaHeads heads fill 64 KiB
   const int64_t shared_bytes = kFmaHeads * ((n + kWarp - 1) / kWarp * kWarp) * int64_t{sizeof(float)};
@@ -283,7 +281,7 @@ void CudaOps::execute(const BlockScoresArgs& a) {
     using T = decltype(element);
     const auto kernel = in_vectors(a.keys) ? scores_fma_kernel<T, true> : scores_fma_kernel<T, false>;
     const dim3 grid(static_cast<unsigned>(rows), blocks_for(blocks, kFmaKeys));
-    launch_overlapped(kernel, grid, dim3(kFmaWarps * kWarp), shared_bytes, stream_, call);
+    launch(kernel, grid, dim3(kFmaWarps * kWarp), shared_bytes, stream_, call);
   });
 }
 
@@ -502,7 +500,6 @@ class RowSelection {
 };
 
 __global__ void __launch_bounds__(kTopkWarpsMost* kWarp) topk_kernel(const TopkCall a) {
-  begin_overlapped();
   extern __shared__ float4 memory[];
   __shared__ TopkShared shared;
   RowSelection(a, shared, reinterpret_cast<uint32_t*>(memory)).run();
@@ -530,7 +527,7 @@ void CudaOps::execute(const BlockTopkArgs& a) {
   const int64_t words = (call.stages ? blocks : 0) + blocks / kWarp + 1;
   // Many rows fill the device with small blocks of threads; few rows, or long ones, want all threads of one.
   const bool many = rows >= 2 * caps_.multiprocessors && call.stages;
-  launch_overlapped(topk_kernel, dim3(static_cast<unsigned>(rows)), dim3(many ? 256 : 1024), words * 4, stream_, call);
+  launch(topk_kernel, dim3(static_cast<unsigned>(rows)), dim3(many ? 256 : 1024), words * 4, stream_, call);
 }
 
 }  // namespace offload::cuda

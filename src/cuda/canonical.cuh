@@ -178,7 +178,6 @@ inline constexpr int64_t kStagedBytesMost = 40 << 10;
 
 inline constexpr int kNarrowLoads = 20;                        // 16-byte loads that a lane has under way
 inline constexpr int kNarrowRound = kNarrowLoads * kWarp * 8;  // elements of w that a warp has under way
-inline constexpr int kNarrowWarps = 2;                         // of a block; a row each
 inline constexpr int64_t kNarrowWarpBytes = int64_t{kNarrowRound} * 2;
 
 // The canonical sum of one row of w [k] and x [k] by a whole warp: every lane reads w, and through shared memory lane i

@@ -66,11 +66,9 @@ __device__ void advance_history(const CausalConv<T>& a) {
 // channels of the history, it advances them too. Shared memory: taps * kChannels floats.
 template <typename T, Rounding kRounding, bool kWhole>
 __global__ void __launch_bounds__(kThreads) causal_conv_silu_kernel(CausalConv<T> a) {
-  let_next_start();
   extern __shared__ float4 shared[];
   float* weights = reinterpret_cast<float*>(shared);
   load_weights(a, weights);
-  wait_for_previous();
   __syncthreads();
   const Piece<kMapWidth, kWhole> piece = channels_of_thread<kWhole>(a);
   const int64_t first = int64_t{blockIdx.y} * kRows + threadIdx.y;
@@ -105,7 +103,6 @@ __global__ void __launch_bounds__(kThreads) causal_conv_silu_kernel(CausalConv<T
 // For several blocks of rows: after all of them. Grid [channels / kChannels].
 template <typename T, bool kWhole>
 __global__ void __launch_bounds__(kThreads) advance_history_kernel(CausalConv<T> a) {
-  begin_overlapped();
   advance_history<kWhole>(a);
 }
 
@@ -129,9 +126,9 @@ void CudaOps::execute(const CausalConvSiluArgs& a) {
                              .taps = static_cast<int>(taps)};
     with_bool(whole_vectors(kMapWidth, channels, {&a.x, &a.history, &a.out}), [&](auto whole) {
       constexpr bool kWhole = decltype(whole)::value;
-      launch_overlapped(causal_conv_silu_kernel<T, decltype(rounding)::value, kWhole>, grid, block,
-                        taps * kChannels * static_cast<int64_t>(sizeof(float)), stream_, args);
-      if (grid.y > 1) launch_overlapped(advance_history_kernel<T, kWhole>, dim3(grid.x), block, 0, stream_, args);
+      launch(causal_conv_silu_kernel<T, decltype(rounding)::value, kWhole>, grid, block,
+             taps * kChannels * static_cast<int64_t>(sizeof(float)), stream_, args);
+      if (grid.y > 1) launch(advance_history_kernel<T, kWhole>, dim3(grid.x), block, 0, stream_, args);
     });
   });
 }

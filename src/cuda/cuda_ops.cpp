@@ -11,7 +11,7 @@ constexpr size_t kBlasWorkspaceBytes = size_t{32} << 20;
 }  // namespace
 
 CudaOps::CudaOps(const DeviceCaps& caps, cudaStream_t stream, StagingRing& staging)
-    : caps_(caps), stream_{stream, caps.overlaps_launches()}, staging_(staging) {
+    : caps_(caps), stream_(stream), staging_(staging) {
   check_blas(cublasCreate(&blas_), "opening cuBLAS");
   check_blas(cublasSetStream(blas_, stream_), "setting cuBLAS's stream");
   check(cudaMalloc(&blas_workspace_, kBlasWorkspaceBytes), "taking device memory for cuBLAS");

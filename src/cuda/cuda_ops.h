@@ -48,7 +48,7 @@ class CudaOps final : public Ops {
   }
 
   DeviceCaps caps_;
-  LaunchStream stream_;
+  cudaStream_t stream_;
   StagingRing& staging_;
   std::vector<std::byte> lists_;  // of swiglu_experts, on their way to the device
   cublasHandle_t blas_ = nullptr;

@@ -28,17 +28,6 @@ struct DeviceCaps {
   std::string name = {};  // "NVIDIA GeForce RTX 2080 Ti"
 
   bool has_bf16_mma() const { return sm >= 80; }
-  bool has_tf32_mma() const { return sm >= 80; }
-  // Whether a kernel may start while the one in front of it still runs (programmatic dependent launch).
-  bool overlaps_launches() const { return sm >= 90; }
-};
-
-// A stream, and whether kernels on it may overlap where they are written for it.
-struct LaunchStream {
-  cudaStream_t handle = nullptr;
-  bool overlaps = false;
-
-  operator cudaStream_t() const { return handle; }
 };
 
 // The caps that an RTX 2080 Ti has, or `caps` held to what an `sm` card of its generation offers.

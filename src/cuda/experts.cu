@@ -20,7 +20,6 @@ constexpr int kBatchRows = 96;
 
 // Up to kBatchRuns runs with kBatchRows rows in all; an argument of kernels, so below 4 KiB.
 struct CanonicalBatch {
-  static constexpr bool kKnownAtLaunch = true;
   static constexpr bool kAllCounts = true;
   const void* gate_up[kBatchRuns];
   const void* down[kBatchRuns];
@@ -28,6 +27,7 @@ struct CanonicalBatch {
   int16_t first[kBatchRuns + 1];  // of each run in the lists above
   int16_t runs;
 
+  __device__ int size() const { return runs; }
   __device__ CanonicalRun at(int run) const {
     return {.gate_up = gate_up[run],
             .down = down[run],
@@ -59,13 +59,13 @@ int rows_most(const CanonicalBatch& batch) {
 }
 
 void run_canonical(const SwigluExpertsArgs& a, const CanonicalBatch& batch, bool aligned, float* h,
-                   const LaunchStream& stream) {
+                   cudaStream_t stream) {
   const ExpertShapes shapes{.x = a.x, .out = a.out, .intermediate = a.intermediate, .weights = a.weight_dtype};
   launch_canonical(batch, batch.runs, rows_most(batch), shapes, a.rounding, aligned, h, stream);
 }
 
 // The short runs of the call, in batches.
-void run_short(const SwigluExpertsArgs& a, bool aligned, float* h, const LaunchStream& stream) {
+void run_short(const SwigluExpertsArgs& a, bool aligned, float* h, cudaStream_t stream) {
   const auto rows_max = std::min<int64_t>(static_cast<int64_t>(a.rows.size()), kBatchRows);
   CanonicalBatch batch;
   batch.runs = batch.first[0] = 0;
@@ -176,7 +176,7 @@ GemmLists fill_lists(const SwigluExpertsArgs& a, std::span<const ExpertRun> batc
 }
 
 void run_grouped(const SwigluExpertsArgs& a, GemmKernel kernel, const GemmLists& lists, const GemmTileShape& shape,
-                 const GemmScratch& scratch, const LaunchStream& stream) {
+                 const GemmScratch& scratch, cudaStream_t stream) {
   const int64_t hidden = a.x.dim(1), inter = a.intermediate;
   auto* block = data_of<std::byte>(scratch.lists);
   GroupedGemm p{.x = a.x.data(),

@@ -1,8 +1,7 @@
 // The two canonical kernels of a gated FFN over runs of up to kCanonicalRowsMax rows, for any source of the runs.
 //
-// A source of runs is a kernel argument with at(run) and mark(run), which the first thread of a run calls once.
-// kAllCounts: worth kernels for 2 and 4 rows. kKnownAtLaunch: at() reads nothing that an earlier kernel writes, so that
-// the weights can be read ahead of its end.
+// A source of runs is a kernel argument with size(), at(run) and mark(run), which the first thread of a run calls once.
+// kAllCounts: worth kernels for 2 and 4 rows.
 #ifndef OFFLOAD_CUDA_EXPERTS_CUH_
 #define OFFLOAD_CUDA_EXPERTS_CUH_
 
@@ -24,6 +23,13 @@ struct CanonicalRun {
   __device__ int64_t out_row(int m) const { return out_rows == nullptr ? h_row + m : out_rows[m]; }
 };
 
+// Calls function(run) for the runs of this row of blocks: one, or several where the device alone knows how many there
+// are. REQUIRES: one where the threads of a block wait for each other.
+template <typename Runs, typename Function>
+__device__ inline void for_each_run(const Runs& runs, const Function& function) {
+  for (int run = static_cast<int>(blockIdx.y); run < runs.size(); run += static_cast<int>(gridDim.y)) function(run);
+}
+
 // Calls function(std::integral_constant) with a number of rows that holds `count`: of kRows' a run may use fewer.
 template <int kRows, typename Function>
 __device__ inline void with_rows_of(int count, const Function& function) {
@@ -34,86 +40,84 @@ __device__ inline void with_rows_of(int count, const Function& function) {
   function(std::integral_constant<int, kRows>{});
 }
 
-// h [rows][inter] F32 = swiglu, values of type TX. Grid (inter / columns of a block, runs). Shared memory: x, if kRows
-// is 1.
+// h [rows][inter] F32 = swiglu, values of type TX. Grid (inter / columns of a block, runs or fewer). Shared memory: x,
+// if kRows is 1.
 template <bool kVector, int kRows, typename TX, typename TW, typename Runs>
 __global__ void __launch_bounds__(kCanonicalThreads)
     canonical_swiglu_kernel(const __grid_constant__ Runs runs, const TX* x, int64_t x_stride, int64_t inter,
                             int64_t hidden, Rounding rounding, float* h) {
-  let_next_start();
-  if constexpr (!Runs::kKnownAtLaunch || kRows > 1) wait_for_previous();
-  const CanonicalRun run = runs.at(static_cast<int>(blockIdx.y));
-  if (blockIdx.x == 0 && threadIdx.x == 0) runs.mark(static_cast<int>(blockIdx.y));
-  if (run.count == 0) return;
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kRowLanes;
-  const TW* gate = static_cast<const TW*>(run.gate_up) + min(column, inter - 1) * hidden;
-  const TW* ws[2] = {gate, gate + inter * hidden};
-  float sums[kRows][2];
-  if constexpr (kRows == 1) {
-    extern __shared__ uint4 shared[];
-    RowSums<2, 4, TX, TW> row(ws, static_cast<int>(hidden));
-    if constexpr (Runs::kKnownAtLaunch) wait_for_previous();
-    auto* staged = reinterpret_cast<TX*>(shared);
-    stage_row(x + run.x_row(0) * x_stride, static_cast<int>(hidden), staged);
-    row.finish(staged, sums[0]);
-  } else {
-    with_rows_of<kRows>(run.count, [&](auto rows) {
-      constexpr int kRun = decltype(rows)::value;
-      const TX* xs[kRun];
+  for_each_run(runs, [&](int i) {
+    const CanonicalRun run = runs.at(i);
+    if (blockIdx.x == 0 && threadIdx.x == 0) runs.mark(i);
+    if (run.count == 0) return;
+    const TW* gate = static_cast<const TW*>(run.gate_up) + min(column, inter - 1) * hidden;
+    const TW* ws[2] = {gate, gate + inter * hidden};
+    float sums[kRows][2];
+    if constexpr (kRows == 1) {
+      extern __shared__ uint4 shared[];
+      RowSums<2, 4, TX, TW> row(ws, static_cast<int>(hidden));
+      auto* staged = reinterpret_cast<TX*>(shared);
+      stage_row(x + run.x_row(0) * x_stride, static_cast<int>(hidden), staged);
+      row.finish(staged, sums[0]);
+    } else {
+      with_rows_of<kRows>(run.count, [&](auto rows) {
+        constexpr int kRun = decltype(rows)::value;
+        const TX* xs[kRun];
 #pragma unroll
-      for (int m = 0; m < kRun; ++m) xs[m] = x + run.x_row(min(m, run.count - 1)) * x_stride;
-      float own[kRun][2];
-      canonical_sums<kVector, kRun, 2, 2>(xs, ws, hidden, own);
+        for (int m = 0; m < kRun; ++m) xs[m] = x + run.x_row(min(m, run.count - 1)) * x_stride;
+        float own[kRun][2];
+        canonical_sums<kVector, kRun, 2, 2>(xs, ws, hidden, own);
 #pragma unroll
-      for (int m = 0; m < kRun; ++m) sums[m][0] = own[m][0], sums[m][1] = own[m][1];
-    });
-  }
-  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
-  if (column >= inter || lane >= run.count) return;
+        for (int m = 0; m < kRun; ++m) sums[m][0] = own[m][0], sums[m][1] = own[m][1];
+      });
+    }
+    const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
+    if (column >= inter || lane >= run.count) return;
 #pragma unroll
-  for (int m = 0; m < kRows; ++m) {
-    TX rounded;
-    store_float(&rounded, swiglu_of<TX>(sums[m][0], sums[m][1], rounding));
-    if (m == lane) h[(run.h_row + m) * inter + column] = load_float(&rounded);
-  }
+    for (int m = 0; m < kRows; ++m) {
+      TX rounded;
+      store_float(&rounded, swiglu_of<TX>(sums[m][0], sums[m][1], rounding));
+      if (m == lane) h[(run.h_row + m) * inter + column] = load_float(&rounded);
+    }
+  });
 }
 
-// out[out rows] = h down^T. Grid (hidden / columns of a block, runs). Shared memory: h, if kRows is 1.
+// out[out rows] = h down^T. Grid (hidden / columns of a block, runs or fewer). Shared memory: h, if kRows is 1.
 template <bool kVector, int kRows, typename TW, typename TOut, typename Runs>
 __global__ void __launch_bounds__(kCanonicalThreads)
     canonical_down_kernel(const __grid_constant__ Runs runs, const float* h, int64_t inter, int64_t hidden, TOut* out,
                           int64_t out_stride) {
-  let_next_start();
-  if constexpr (!Runs::kKnownAtLaunch || kRows > 1) wait_for_previous();
-  const CanonicalRun run = runs.at(static_cast<int>(blockIdx.y));
-  if (run.count == 0) return;
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kRowLanes;
-  const TW* ws[1] = {static_cast<const TW*>(run.down) + min(column, hidden - 1) * inter};
-  float sums[kRows][1];
-  if constexpr (kRows == 1) {
-    extern __shared__ uint4 shared[];
-    RowSums<1, 5, float, TW> row(ws, static_cast<int>(inter));
-    if constexpr (Runs::kKnownAtLaunch) wait_for_previous();
-    auto* staged = reinterpret_cast<float*>(shared);
-    stage_row(h + run.h_row * inter, static_cast<int>(inter), staged);
-    row.finish(staged, sums[0]);
-  } else {
-    with_rows_of<kRows>(run.count, [&](auto rows) {
-      constexpr int kRun = decltype(rows)::value;
-      const float* hs[kRun];
+  for_each_run(runs, [&](int i) {
+    const CanonicalRun run = runs.at(i);
+    if (run.count == 0) return;
+    const TW* ws[1] = {static_cast<const TW*>(run.down) + min(column, hidden - 1) * inter};
+    float sums[kRows][1];
+    if constexpr (kRows == 1) {
+      extern __shared__ uint4 shared[];
+      RowSums<1, 5, float, TW> row(ws, static_cast<int>(inter));
+      auto* staged = reinterpret_cast<float*>(shared);
+      stage_row(h + run.h_row * inter, static_cast<int>(inter), staged);
+      row.finish(staged, sums[0]);
+    } else {
+      with_rows_of<kRows>(run.count, [&](auto rows) {
+        constexpr int kRun = decltype(rows)::value;
+        const float* hs[kRun];
 #pragma unroll
-      for (int m = 0; m < kRun; ++m) hs[m] = h + (run.h_row + min(m, run.count - 1)) * inter;
-      float own[kRun][1];
-      canonical_sums<kVector, kRun, 1, 4>(hs, ws, inter, own);
+        for (int m = 0; m < kRun; ++m) hs[m] = h + (run.h_row + min(m, run.count - 1)) * inter;
+        float own[kRun][1];
+        canonical_sums<kVector, kRun, 1, 4>(hs, ws, inter, own);
 #pragma unroll
-      for (int m = 0; m < kRun; ++m) sums[m][0] = own[m][0];
-    });
-  }
-  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
-  if (column >= hidden || lane >= run.count) return;
+        for (int m = 0; m < kRun; ++m) sums[m][0] = own[m][0];
+      });
+    }
+    const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
+    if (column >= hidden || lane >= run.count) return;
 #pragma unroll
-  for (int m = 0; m < kRows; ++m)
-    if (m == lane) store_float(out + run.out_row(m) * out_stride + column, sums[m][0]);
+    for (int m = 0; m < kRows; ++m)
+      if (m == lane) store_float(out + run.out_row(m) * out_stride + column, sums[m][0]);
+  });
 }
 
 struct ExpertShapes {
@@ -123,10 +127,10 @@ struct ExpertShapes {
   DType weights = DType::bf16;
 };
 
-// Both kernels for `count` runs of at most `rows_most` rows; h: F32 [h rows, intermediate].
+// Both kernels for `count` runs, or so many at a time, of at most `rows_most` rows; h: F32 [h rows, intermediate].
 template <typename Runs>
 void launch_canonical(const Runs& runs, int64_t count, int64_t rows_most, const ExpertShapes& shapes, Rounding rounding,
-                      bool aligned, float* h, const LaunchStream& stream) {
+                      bool aligned, float* h, cudaStream_t stream) {
   const int64_t hidden = shapes.x.dim(1), inter = shapes.intermediate;
   const auto run_count = static_cast<unsigned>(count);
   const auto go = [&](auto vector, auto rows, auto tx, auto tw) {
@@ -135,16 +139,16 @@ void launch_canonical(const Runs& runs, int64_t count, int64_t rows_most, const 
     using TX = decltype(tx);
     using TW = decltype(tw);
     const int up_threads = canonical_threads(inter * count), down_threads = canonical_threads(hidden * count);
-    launch_overlapped(canonical_swiglu_kernel<kVector, kRows, TX, TW, Runs>,
-                      dim3(blocks_for(inter, up_threads / kRowLanes), run_count), static_cast<unsigned>(up_threads),
-                      kRows == 1 ? staged_row_bytes<TX>(hidden) : 0, stream, runs, data_of<const TX>(shapes.x),
-                      shapes.x.stride(0), inter, hidden, rounding, h);
+    launch(canonical_swiglu_kernel<kVector, kRows, TX, TW, Runs>,
+           dim3(blocks_for(inter, up_threads / kRowLanes), run_count), static_cast<unsigned>(up_threads),
+           kRows == 1 ? staged_row_bytes<TX>(hidden) : 0, stream, runs, data_of<const TX>(shapes.x), shapes.x.stride(0),
+           inter, hidden, rounding, h);
     with_float_type(shapes.out.dtype(), [&](auto out) {
       using TOut = decltype(out);
-      launch_overlapped(canonical_down_kernel<kVector, kRows, TW, TOut, Runs>,
-                        dim3(blocks_for(hidden, down_threads / kRowLanes), run_count),
-                        static_cast<unsigned>(down_threads), kRows == 1 ? staged_row_bytes<float>(inter) : 0, stream,
-                        runs, h, inter, hidden, data_of<TOut>(shapes.out), shapes.out.stride(0));
+      launch(canonical_down_kernel<kVector, kRows, TW, TOut, Runs>,
+             dim3(blocks_for(hidden, down_threads / kRowLanes), run_count), static_cast<unsigned>(down_threads),
+             kRows == 1 ? staged_row_bytes<float>(inter) : 0, stream, runs, h, inter, hidden, data_of<TOut>(shapes.out),
+             shapes.out.stride(0));
     });
   };
   with_float_type(shapes.x.dtype(), [&](auto tx) {

@@ -52,7 +52,6 @@ __device__ void store_state(float* state, int stride, int rows, int columns, con
 // reads the updated state: M^T q + (k . q) delta.
 template <typename T, int kRows, bool kVector>
 __global__ void __launch_bounds__(kStepWarps* kWarp) delta_recurrence_kernel(const DeltaCall a) {
-  begin_overlapped();
   __shared__ float q[kRows * kStepRows], k[kRows * kStepRows], gates[2];
   __shared__ float4 sums[kStepWarps][2][8];
   const int head = static_cast<int>(blockIdx.y), key_head = head / (a.heads / a.key_heads);
@@ -138,12 +137,12 @@ DeltaCall call_of(const GatedDeltaArgs& a) {
 }
 
 template <typename T, bool kVector>
-void run_recurrence(const DeltaCall& call, const LaunchStream& stream) {
+void run_recurrence(const DeltaCall& call, cudaStream_t stream) {
   OFL_ASSERT(call.key_dim <= 16 * kStepRows);  // the state of 32 columns lies in the registers of one block
   const auto kernel =
       call.key_dim <= 4 * kStepRows ? delta_recurrence_kernel<T, 4, kVector> : delta_recurrence_kernel<T, 16, kVector>;
   const dim3 grid(blocks_for(call.value_dim, kDeltaColumns), static_cast<unsigned>(call.heads));
-  launch_overlapped(kernel, grid, dim3(kStepWarps * kWarp), 0, stream, call);
+  launch(kernel, grid, dim3(kStepWarps * kWarp), 0, stream, call);
 }
 
 // Whether the chunked form runs. The forms are equal; for a few rows the recurrence takes less time.
@@ -168,8 +167,8 @@ struct DeltaScratch {
   }
 };
 
-template <typename T, bool kVector, typename Math>
-void run_chunks(const DeltaCall& call, const DeltaScratch& scratch, const LaunchStream& stream) {
+template <typename T, bool kVector>
+void run_chunks(const DeltaCall& call, const DeltaScratch& scratch, cudaStream_t stream) {
   for (int64_t first = 0; first < call.rows; first += scratch.segment) {
     DeltaSegment segment;
     segment.first = static_cast<int32_t>(first);
@@ -179,8 +178,8 @@ void run_chunks(const DeltaCall& call, const DeltaScratch& scratch, const Launch
     const dim3 chunks(blocks_for(segment.end - segment.first, scratch.chunk), static_cast<unsigned>(call.key_heads));
     launch(delta_prepare_kernel<T, kVector>, chunks, dim3(kPrepareThreads), 0, stream, call, segment);
     const dim3 slices(blocks_for(call.value_dim, kDeltaColumns), static_cast<unsigned>(call.heads));
-    launch(delta_chunks_kernel<T, kVector, Math>, slices, dim3(kDeltaThreads), sizeof(DeltaChunksShared<Math>), stream,
-           call, segment);
+    launch(delta_chunks_kernel<T, kVector>, slices, dim3(kChunkThreads), sizeof(DeltaChunksShared), stream, call,
+           segment);
   }
 }
 
@@ -204,12 +203,7 @@ void CudaOps::execute(const GatedDeltaArgs& a) {
       return vectors ? run_recurrence<T, true>(call, stream_) : run_recurrence<T, false>(call, stream_);
     Arena arena = scratch_arena();
     const DeltaScratch scratch(arena, a);
-    if (!vectors)
-      run_chunks<T, false, DeltaFma>(call, scratch, stream_);
-    else if (caps_.has_tf32_mma())
-      run_chunks<T, true, DeltaTensor>(call, scratch, stream_);
-    else
-      run_chunks<T, true, DeltaFma>(call, scratch, stream_);
+    vectors ? run_chunks<T, true>(call, scratch, stream_) : run_chunks<T, false>(call, scratch, stream_);
   });
 }
 

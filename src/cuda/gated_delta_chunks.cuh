@@ -9,13 +9,13 @@
 //
 // delta_prepare_kernel makes T, P and the factors of every row for a segment of chunks, all chunks and heads at once.
 // delta_chunks_kernel then goes through the segment chunk by chunk; value columns are independent, so a block of
-// threads has one head and 32 columns, with its part of the state in shared memory. Both are bound by FP32 FMAs, or the
-// second by matrix units, and the shared memory that feeds them: per chunk and head 1 M FMAs in the first (per key head)
-// and 33 K per column in the second.
+// threads has one head and 32 columns, with its part of the state in shared memory. Both are bound by FP32 FMAs and the
+// shared memory that feeds them: per chunk and head 1 M FMAs in the first (per key head) and 33 K per column in the
+// second.
 #ifndef OFFLOAD_CUDA_GATED_DELTA_CHUNKS_CUH_
 #define OFFLOAD_CUDA_GATED_DELTA_CHUNKS_CUH_
 
-#include "cuda/gated_delta_math.cuh"
+#include "cuda/gated_delta.cuh"
 
 namespace offload::cuda {
 
@@ -234,16 +234,17 @@ __global__ void __launch_bounds__(kPrepareThreads) delta_prepare_kernel(const De
 
 // --- the second kernel ---
 
-template <typename Math>
+inline constexpr int kChunkThreads = 128;
+
 struct DeltaChunksShared {
   static constexpr int kRowStride = kKeyDims + 4;
   alignas(16) float x[2 * kChunk * kProductStride];  // queries or keys [kChunk][kRowStride], or T and P
-  alignas(16) float state[kKeyDims][Math::kStride];  // M
-  alignas(16) float values[kChunk][Math::kStride];   // beta v - beta exp(G) K M, then V'
+  alignas(16) float state[kKeyDims][kDeltaColumns];  // M
+  alignas(16) float values[kChunk][kDeltaColumns];   // beta v - beta exp(G) K M, then V'
   float factors[kDeltaFactors][kChunk];
 };
-static_assert(2 * kChunk * kProductStride >= kChunk * DeltaChunksShared<DeltaFma>::kRowStride);
-static_assert(sizeof(DeltaChunksShared<DeltaFma>) <= (64 << 10));
+static_assert(2 * kChunk * kProductStride >= kChunk * DeltaChunksShared::kRowStride);
+static_assert(sizeof(DeltaChunksShared) <= (64 << 10));
 
 // Eight elements as they lie in memory, so that loads can be under way while registers are few.
 template <typename T>
@@ -279,13 +280,12 @@ struct RawPiece {
   }
 };
 
-// grid (slices of kDeltaColumns value columns, heads).
-template <typename T, bool kVector, typename Math>
+// grid (slices of kDeltaColumns value columns, heads). A thread has columns 4 (lane % 8) .. + 3; of a chunk's rows
+// 16 warp + lane / 8 + 4 i, of the state's rows 32 warp + 8 (lane / 8) .. + 7.
+template <typename T, bool kVector>
 class DeltaChunks {
  public:
-  using Shared = DeltaChunksShared<Math>;
-
-  __device__ DeltaChunks(const DeltaCall& a, const DeltaSegment& segment, Shared& shared)
+  __device__ DeltaChunks(const DeltaCall& a, const DeltaSegment& segment, DeltaChunksShared& shared)
       : a_(a),
         segment_(segment),
         s_(shared),
@@ -293,7 +293,9 @@ class DeltaChunks {
         key_head_(head_ / (a.heads / a.key_heads)),
         slice_(static_cast<int>(blockIdx.x) * kDeltaColumns),
         thread_(static_cast<int>(threadIdx.x)),
-        warp_(thread_ / kWarp) {}
+        warp_(thread_ / kWarp),
+        line_(thread_ % kWarp / 8),
+        column_(thread_ % 8 * 4) {}
 
   __device__ void run() {
     move_state(false);
@@ -306,7 +308,7 @@ class DeltaChunks {
       store_rows(s_.factors[kQueryFactor]);
       load_rows(chunk, a_.key_heads);
       __syncthreads();
-      math_.multiply(s_.x, Shared::kRowStride, s_.state, a_.key_dim, out);  // exp(G) Q M
+      multiply(s_.x, DeltaChunksShared::kRowStride, s_.state, a_.key_dim, out);  // exp(G) Q M
       __syncthreads();
       store_rows(s_.factors[kKeyInFactor]);
       __syncthreads();
@@ -317,27 +319,28 @@ class DeltaChunks {
       solve();
       load_rows(chunk, a_.key_heads);
       __syncthreads();
-      math_.multiply(s_.x + kChunk * kProductStride, kProductStride, s_.values, 16 * (warp_ + 1), out);  // + P V'
+      multiply(s_.x + kChunk * kProductStride, kProductStride, s_.values, 16 * (warp_ + 1), out);  // + P V'
       store_out(chunk, out);
       __syncthreads();
       store_rows(s_.factors[kKeyOutFactor]);
       const float decay = s_.factors[kDecayFactor][0];
       if (chunk + 1 < chunks) load_rows(chunk + 1, 0);
       __syncthreads();
-      math_.update(s_.x, Shared::kRowStride, s_.values, segment_.rows(chunk), decay, s_.state);
+      write_state(decay, segment_.rows(chunk));
     }
     __syncthreads();
     move_state(true);
   }
 
  private:
+  __device__ int row_of(int i) const { return 16 * warp_ + line_ + 4 * i; }
   __device__ const T* qkv_row(int chunk, int row) const {
     return static_cast<const T*>(a_.qkv) + (segment_.first_row(chunk) + row) * a_.qkv_row;
   }
 
   __device__ void move_state(bool out) const {
     float* state = a_.state + int64_t{head_} * a_.key_dim * a_.value_dim + slice_;
-    for (int i = thread_; i < kKeyDims * kDeltaColumns; i += kDeltaThreads) {
+    for (int i = thread_; i < kKeyDims * kDeltaColumns; i += kChunkThreads) {
       const int d = i / kDeltaColumns, c = i % kDeltaColumns;
       const bool there = d < a_.key_dim && slice_ + c < a_.value_dim;
       if (!out)
@@ -350,7 +353,7 @@ class DeltaChunks {
   __device__ void copy_factors(int chunk) const {
     const float* from = segment_.factors_of(a_, chunk, head_);
     float* to = &s_.factors[0][0];
-    for (int i = thread_; i < kDeltaFactors * kChunk; i += kDeltaThreads) to[i] = __ldg(from + i);
+    for (int i = thread_; i < kDeltaFactors * kChunk; i += kChunkThreads) to[i] = __ldg(from + i);
   }
 
   // Starts loading the queries (first_head 0) or keys (first_head key_heads) of a chunk.
@@ -358,7 +361,7 @@ class DeltaChunks {
     const int begin = (first_head + key_head_) * a_.key_dim, rows = segment_.rows(chunk);
 #pragma unroll
     for (int i = 0; i < kRowPieces; ++i) {
-      const int row = (thread_ + i * kDeltaThreads) / (kKeyDims / 8), d = thread_ % (kKeyDims / 8) * 8;
+      const int row = (thread_ + i * kChunkThreads) / (kKeyDims / 8), d = thread_ % (kKeyDims / 8) * 8;
       pieces_[i].template load<kVector>(qkv_row(chunk, row) + begin + d, row < rows ? a_.key_dim - d : 0);
     }
   }
@@ -366,11 +369,11 @@ class DeltaChunks {
   __device__ void store_rows(const float (&factors)[kChunk]) const {
 #pragma unroll
     for (int i = 0; i < kRowPieces; ++i) {
-      const int row = (thread_ + i * kDeltaThreads) / (kKeyDims / 8), d = thread_ % (kKeyDims / 8) * 8;
+      const int row = (thread_ + i * kChunkThreads) / (kKeyDims / 8), d = thread_ % (kKeyDims / 8) * 8;
       float x[8];
       pieces_[i].widen(x);
       const float f = factors[row];
-      float4* to = reinterpret_cast<float4*>(s_.x + row * Shared::kRowStride + d);
+      float4* to = reinterpret_cast<float4*>(s_.x + row * DeltaChunksShared::kRowStride + d);
       to[0] = make_float4(x[0] * f, x[1] * f, x[2] * f, x[3] * f);
       to[1] = make_float4(x[4] * f, x[5] * f, x[6] * f, x[7] * f);
     }
@@ -379,78 +382,112 @@ class DeltaChunks {
   __device__ void copy_products(int chunk) const {
     const float4* from = reinterpret_cast<const float4*>(segment_.products_of(a_, chunk, head_));
 #pragma unroll
-    for (int i = 0; i < 2 * kChunk * kChunk / 4 / kDeltaThreads; ++i) {
-      const int at = thread_ + i * kDeltaThreads, row = at / (kChunk / 4), column = at % (kChunk / 4) * 4;
+    for (int i = 0; i < 2 * kChunk * kChunk / 4 / kChunkThreads; ++i) {
+      const int at = thread_ + i * kChunkThreads, row = at / (kChunk / 4), column = at % (kChunk / 4) * 4;
       *reinterpret_cast<float4*>(s_.x + row * kProductStride + column) = __ldg(from + at);
     }
+  }
+
+  // sums[i] += x[row_of(i)][0, depth) b; b [depth][columns].
+  __device__ void multiply(const float* x, int stride, const float (*b)[kDeltaColumns], int depth,
+                           float (&sums)[4][4]) const {
+#pragma unroll 2
+    for (int d = 0; d < depth; d += 4) {
+      const float4 b0 = load4(&b[d][column_]), b1 = load4(&b[d + 1][column_]), b2 = load4(&b[d + 2][column_]),
+                   b3 = load4(&b[d + 3][column_]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float4 a = load4(x + row_of(i) * stride + d);
+        add_scaled(sums[i], a.x, b0);
+        add_scaled(sums[i], a.y, b1);
+        add_scaled(sums[i], a.z, b2);
+        add_scaled(sums[i], a.w, b3);
+      }
+    }
+  }
+  __device__ static void add_scaled(float (&sums)[4], float factor, const float4& x) {
+    sums[0] = fmaf(factor, x.x, sums[0]);
+    sums[1] = fmaf(factor, x.y, sums[1]);
+    sums[2] = fmaf(factor, x.z, sums[2]);
+    sums[3] = fmaf(factor, x.w, sums[3]);
   }
 
   // values = beta v - beta exp(G) K M
   __device__ void read_state(int chunk) {
     float v[4][4], product[4][4] = {};
-    const int begin = 2 * a_.key_heads * a_.key_dim + head_ * a_.value_dim + slice_;
+    const int begin = 2 * a_.key_heads * a_.key_dim + head_ * a_.value_dim + slice_ + column_;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      load_piece<kVector>(qkv_row(chunk, row_of(i)) + begin,
+                          row_of(i) < segment_.rows(chunk) ? a_.value_dim - slice_ - column_ : 0, v[i]);
+    multiply(s_.x, DeltaChunksShared::kRowStride, s_.state, a_.key_dim, product);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      const float beta = s_.factors[kBetaFactor][row_of(i)];
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const auto [row, column] = math_.place(i, c);
-        const bool there = row < segment_.rows(chunk) && slice_ + column < a_.value_dim;
-        v[i][c] = there ? load_float(qkv_row(chunk, row) + begin + column) : 0.0f;
-      }
-    }
-    math_.multiply(s_.x, Shared::kRowStride, s_.state, a_.key_dim, product);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const auto [row, column] = math_.place(i, c);
-        s_.values[row][column] = fmaf(s_.factors[kBetaFactor][row], v[i][c], -product[i][c]);
-      }
+      for (int c = 0; c < 4; ++c) s_.values[row_of(i)][column_ + c] = fmaf(beta, v[i][c], -product[i][c]);
     }
   }
 
   // values = T values
   __device__ void solve() {
     float solved[4][4] = {};
-    math_.multiply(s_.x, kProductStride, s_.values, 16 * (warp_ + 1), solved);
+    multiply(s_.x, kProductStride, s_.values, 16 * (warp_ + 1), solved);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const auto [row, column] = math_.place(i, c);
-        s_.values[row][column] = solved[i][c];
-      }
-    }
+    for (int i = 0; i < 4; ++i)
+      *reinterpret_cast<float4*>(&s_.values[row_of(i)][column_]) =
+          make_float4(solved[i][0], solved[i][1], solved[i][2], solved[i][3]);
   }
 
   __device__ void store_out(int chunk, const float (&out)[4][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      if (row_of(i) >= segment_.rows(chunk)) continue;
+      T* to = static_cast<T*>(a_.out) + (segment_.first_row(chunk) + row_of(i)) * a_.out_row + head_ * a_.value_dim +
+              slice_ + column_;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const auto [row, column] = math_.place(i, c);
-        if (row >= segment_.rows(chunk) || slice_ + column >= a_.value_dim) continue;
-        T* to = static_cast<T*>(a_.out) + (segment_.first_row(chunk) + row) * a_.out_row + head_ * a_.value_dim;
-        store_float(to + slice_ + column, out[i][c]);
-      }
+      for (int c = 0; c < 4; ++c)
+        if (slice_ + column_ + c < a_.value_dim) store_float(to + c, out[i][c]);
     }
   }
 
-  static constexpr int kRowPieces = kChunk * kKeyDims / 8 / kDeltaThreads;
+  // M <- decay M + sum over rows of the scaled keys times V'
+  __device__ void write_state(float decay, int rows) const {
+    const int d = 32 * warp_ + 8 * line_;
+    float sums[8][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float4 m = load4(&s_.state[d + i][column_]);
+      sums[i][0] = decay * m.x, sums[i][1] = decay * m.y, sums[i][2] = decay * m.z, sums[i][3] = decay * m.w;
+    }
+#pragma unroll 4
+    for (int l = 0; l < rows; ++l) {
+      const float* k = s_.x + l * DeltaChunksShared::kRowStride + d;
+      const float4 low = load4(k), high = load4(k + 4), v = load4(&s_.values[l][column_]);
+      const float keys[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) add_scaled(sums[i], keys[i], v);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      *reinterpret_cast<float4*>(&s_.state[d + i][column_]) =
+          make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+  }
+
+  static constexpr int kRowPieces = kChunk * kKeyDims / 8 / kChunkThreads;
 
   const DeltaCall& a_;
   const DeltaSegment& segment_;
-  Shared& s_;
-  const int head_, key_head_, slice_, thread_, warp_;
-  const Math math_;
+  DeltaChunksShared& s_;
+  const int head_, key_head_, slice_, thread_, warp_, line_, column_;
   RawPiece<T> pieces_[kRowPieces];
 };
 
-template <typename T, bool kVector, typename Math>
-__global__ void __launch_bounds__(kDeltaThreads, 2) delta_chunks_kernel(const DeltaCall a, const DeltaSegment segment) {
+template <typename T, bool kVector>
+__global__ void __launch_bounds__(kChunkThreads, 2) delta_chunks_kernel(const DeltaCall a, const DeltaSegment segment) {
   extern __shared__ float4 memory[];
-  DeltaChunks<T, kVector, Math>(a, segment, *reinterpret_cast<DeltaChunksShared<Math>*>(memory)).run();
+  DeltaChunks<T, kVector>(a, segment, *reinterpret_cast<DeltaChunksShared*>(memory)).run();
 }
 
 }  // namespace offload::cuda

@@ -19,7 +19,8 @@ void launch_mma(GroupedGemm p, GemmKernel kernel, int64_t tiles, const GemmTileS
   };
   constexpr std::integral_constant<int, 64> k64;
   constexpr std::integral_constant<int, 128> k128;
-  if (kernel == GemmKernel::mma_bf16 && shape.columns == 256) return go(Bf16Math{}, k128, std::integral_constant<int, 256>{});
+  if (kernel == GemmKernel::mma_bf16 && shape.columns == 256)
+    return go(Bf16Math{}, k128, std::integral_constant<int, 256>{});
   const auto with_rows = [&](auto math) { shape.rows == 64 ? go(math, k64, k128) : go(math, k128, k128); };
   if (kernel == GemmKernel::mma_bf16)
     with_rows(Bf16Math{});
@@ -111,8 +112,7 @@ void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& ty
   OFL_ASSERT(!types.swiglu || types.out == types.x);
   if (kernel != GemmKernel::simt) {
     if (types.swiglu) return launch_mma<true, bf16>(p, kernel, tiles, shape, stream);
-    with_float_type(types.out,
-                    [&](auto out) { launch_mma<false, decltype(out)>(p, kernel, tiles, shape, stream); });
+    with_float_type(types.out, [&](auto out) { launch_mma<false, decltype(out)>(p, kernel, tiles, shape, stream); });
     return;
   }
   with_float_type(types.x, [&](auto x) {

@@ -1,5 +1,4 @@
-// hyper_read: for one BF16 row three kernels, each of which starts reading its weights while the one in front ends;
-// else the ops that it is made of.
+// hyper_read: three kernels for one BF16 row, else the ops that it is made of.
 #include "core/op_parts.h"
 #include "cuda/canonical.cuh"
 #include "cuda/cuda_ops.h"
@@ -7,6 +6,8 @@
 
 namespace offload::cuda {
 namespace {
+
+constexpr int kProductWarps = 2;  // of a block; an output each
 
 struct HyperProducts {
   const bf16* normed;           // [width]
@@ -19,21 +20,17 @@ struct HyperProducts {
   Rounding rounding;
 };
 
-// low = scaled_silu(down normed), logits = inject normed. A warp for each; grid (outputs / kNarrowWarps). Shared
+// low = scaled_silu(down normed), logits = inject normed. A warp for each; grid (outputs / kProductWarps). Shared
 // memory: normed, then kNarrowWarpBytes each warp. Bound by reading down.
-__global__ void __launch_bounds__(kNarrowWarps* kWarp) hyper_products_kernel(const HyperProducts a) {
+__global__ void __launch_bounds__(kProductWarps* kWarp) hyper_products_kernel(const HyperProducts a) {
   extern __shared__ uint4 shared[];
-  let_next_start();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int output = min(static_cast<int>(blockIdx.x) * kNarrowWarps + warp, a.outputs - 1);
+  const int output = min(static_cast<int>(blockIdx.x) * kProductWarps + warp, a.outputs - 1);
   const bool is_low = output < a.lowrank;
   const bf16* w = is_low ? a.down + int64_t{output} * a.width : a.inject + int64_t{output - a.lowrank} * a.width;
   auto* staged = reinterpret_cast<bf16*>(shared);
   bf16* own = staged + staged_row_bytes<bf16>(a.width) / 2 + warp * kNarrowRound;
-  const float sum = narrow_sum(w, a.width, staged, own, [&] {
-    wait_for_previous();
-    stage_narrow_row(a.normed, a.width, staged);
-  });
+  const float sum = narrow_sum(w, a.width, staged, own, [&] { stage_narrow_row(a.normed, a.width, staged); });
   if (threadIdx.x % kWarp != 0) return;
   if (is_low) {
     const float low = widen(round_to_bf16(sum));
@@ -62,13 +59,11 @@ constexpr int kMixStreams = 4;  // groups of kRowLanes in a warp
 // Grid (n / warps of a block); shared memory: low. Bound by reading up.
 __global__ void __launch_bounds__(kCanonicalThreads) hyper_mix_kernel(const HyperMix a) {
   extern __shared__ uint4 shared[];
-  let_next_start();
   const int j = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
   const int c = static_cast<int>(threadIdx.x) % kWarp / kRowLanes;
   const int64_t column = int64_t{c} * a.n + min(j, a.n - 1);
   const bf16* ws[1] = {a.up + column * a.lowrank};
   RowSums<1, 3, bf16, bf16> row(ws, a.lowrank);
-  wait_for_previous();
   auto* staged = reinterpret_cast<bf16*>(shared);
   stage_row(a.low, a.lowrank, staged);
   float sums[1];
@@ -90,30 +85,30 @@ bool is_one_bf16_row(const HyperReadArgs& a) {
          staged_row_bytes<bf16>(lowrank) <= kStagedBytesMost;
 }
 
-void read_one_row(const HyperReadArgs& a, const HyperReadScratch& scratch, const LaunchStream& stream) {
+void read_one_row(const HyperReadArgs& a, const HyperReadScratch& scratch, cudaStream_t stream) {
   const auto width = static_cast<int>(a.stack.dim(1)), lowrank = static_cast<int>(a.down.dim(0));
   const auto n = static_cast<int>(a.out.dim(1)), outputs = lowrank + (a.inject ? kMixStreams : 0);
-  launch_overlapped(hyper_products_kernel, blocks_for(outputs, kNarrowWarps), kNarrowWarps * kWarp,
-                    staged_row_bytes<bf16>(width) + kNarrowWarps * kNarrowWarpBytes, stream,
-                    HyperProducts{.normed = data_of<const bf16>(scratch.normed),
-                                  .down = data_of<const bf16>(a.down),
-                                  .inject = data_of<const bf16>(a.inject),
-                                  .low = data_of<bf16>(scratch.down),
-                                  .logits = a.inject ? any_rows_of(a.logits) : AnyRows{},
-                                  .width = width,
-                                  .lowrank = lowrank,
-                                  .outputs = outputs,
-                                  .scale = 1.0f / kMixStreams,
-                                  .rounding = a.rounding});
-  launch_overlapped(hyper_mix_kernel, blocks_for(n, kCanonicalThreads / kWarp), kCanonicalThreads,
-                    staged_row_bytes<bf16>(lowrank), stream,
-                    HyperMix{.normed = data_of<const bf16>(scratch.normed),
-                             .low = data_of<const bf16>(scratch.down),
-                             .up = data_of<const bf16>(a.up),
-                             .out = data_of<bf16>(a.out),
-                             .n = n,
-                             .lowrank = lowrank,
-                             .rounding = a.rounding});
+  launch(hyper_products_kernel, blocks_for(outputs, kProductWarps), kProductWarps * kWarp,
+         staged_row_bytes<bf16>(width) + kProductWarps * kNarrowWarpBytes, stream,
+         HyperProducts{.normed = data_of<const bf16>(scratch.normed),
+                       .down = data_of<const bf16>(a.down),
+                       .inject = data_of<const bf16>(a.inject),
+                       .low = data_of<bf16>(scratch.down),
+                       .logits = a.inject ? any_rows_of(a.logits) : AnyRows{},
+                       .width = width,
+                       .lowrank = lowrank,
+                       .outputs = outputs,
+                       .scale = 1.0f / kMixStreams,
+                       .rounding = a.rounding});
+  launch(hyper_mix_kernel, blocks_for(n, kCanonicalThreads / kWarp), kCanonicalThreads, staged_row_bytes<bf16>(lowrank),
+         stream,
+         HyperMix{.normed = data_of<const bf16>(scratch.normed),
+                  .low = data_of<const bf16>(scratch.down),
+                  .up = data_of<const bf16>(a.up),
+                  .out = data_of<bf16>(a.out),
+                  .n = n,
+                  .lowrank = lowrank,
+                  .rounding = a.rounding});
 }
 
 }  // namespace

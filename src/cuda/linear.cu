@@ -13,8 +13,9 @@ constexpr int64_t kSumsBytes = int64_t{64} << 20;
 
 // --- canonical ---
 
-// Below, a warp per column serves one row of x better than eight lanes.
-constexpr int64_t kNarrowColumns = 1536;
+// Up to here a warp per column serves one row of x better than eight lanes; and up to where two warps of a block do
+// better than four, which share x.
+constexpr int64_t kNarrowColumns = 4096, kPairedColumns = 1024;
 // Blocks of 64 elements of w that a lane has in each of its two batches.
 constexpr int kLinearDepth = 8;
 
@@ -23,11 +24,9 @@ template <typename TX, typename TW, typename TOut>
 __global__ void __launch_bounds__(kCanonicalThreads)
     row_linear_kernel(const TX* x, const TW* w, int n, int k, TOut* out) {
   extern __shared__ uint4 shared[];
-  let_next_start();
   const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / kRowLanes;
   const TW* ws[1] = {w + int64_t{min(column, n - 1)} * k};
   RowSums<1, kLinearDepth, TX, TW> row(ws, k);
-  wait_for_previous();
   auto* staged = reinterpret_cast<TX*>(shared);
   stage_row(x, k, staged);
   float sums[1];
@@ -35,20 +34,17 @@ __global__ void __launch_bounds__(kCanonicalThreads)
   if (column < n && threadIdx.x % kRowLanes == 0) store_float(out + column, sums[0]);
 }
 
-// out[column] for the column of each warp. Grid (n / kNarrowWarps); shared memory: x, then kNarrowWarpBytes each warp.
-template <typename TOut>
-__global__ void __launch_bounds__(kNarrowWarps* kWarp)
+// out[column] for the column of each warp. Grid (n / kWarps); shared memory: x, then kNarrowWarpBytes each warp.
+template <int kWarps, typename TOut>
+__global__ void __launch_bounds__(kWarps* kWarp)
     narrow_linear_kernel(const bf16* x, const bf16* w, int n, int k, TOut* out) {
   extern __shared__ uint4 shared[];
-  let_next_start();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int column = static_cast<int>(blockIdx.x) * kNarrowWarps + warp;
+  const int column = static_cast<int>(blockIdx.x) * kWarps + warp;
   auto* staged = reinterpret_cast<bf16*>(shared);
   bf16* own = staged + staged_row_bytes<bf16>(k) / 2 + warp * kNarrowRound;
-  const float sum = narrow_sum(w + int64_t{min(column, n - 1)} * k, k, staged, own, [&] {
-    wait_for_previous();
-    stage_narrow_row(x, k, staged);
-  });
+  const float sum =
+      narrow_sum(w + int64_t{min(column, n - 1)} * k, k, staged, own, [&] { stage_narrow_row(x, k, staged); });
   if (column < n && threadIdx.x % kWarp == 0) store_float(out + column, sum);
 }
 
@@ -57,7 +53,6 @@ template <bool kVector, int kRows, typename TX, typename TW, typename TOut>
 __global__ void __launch_bounds__(kCanonicalThreads)
     canonical_linear_kernel(const TX* x, int64_t x_stride, int rows, const TW* w, int64_t n, int64_t k, TOut* out,
                             int64_t out_stride) {
-  begin_overlapped();
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kRowLanes;
   const TX* xs[kRows];
 #pragma unroll
@@ -79,21 +74,26 @@ bool rows_aligned(const Tensor& t) {
 
 // One row of x.
 template <typename TX, typename TW, typename TOut>
-void row_linear(const LinearArgs& a, const LaunchStream& stream) {
+void row_linear(const LinearArgs& a, cudaStream_t stream) {
   const auto n = static_cast<int>(a.w.dim(0)), k = static_cast<int>(a.x.dim(1));
   if constexpr (is_bf16_product<TX, TW>()) {
-    if (n <= kNarrowColumns)
-      return launch_overlapped(narrow_linear_kernel<TOut>, blocks_for(n, kNarrowWarps), kNarrowWarps * kWarp,
-                               staged_row_bytes<bf16>(k) + kNarrowWarps * kNarrowWarpBytes, stream,
-                               data_of<const bf16>(a.x), data_of<const bf16>(a.w), n, k, data_of<TOut>(a.out));
+    const auto narrow = [&](auto warps) {
+      constexpr int kWarps = decltype(warps)::value;
+      launch(narrow_linear_kernel<kWarps, TOut>, blocks_for(n, kWarps), kWarps * kWarp,
+             staged_row_bytes<bf16>(k) + kWarps * kNarrowWarpBytes, stream, data_of<const bf16>(a.x),
+             data_of<const bf16>(a.w), n, k, data_of<TOut>(a.out));
+    };
+    if (n <= kPairedColumns) return narrow(std::integral_constant<int, 2>{});
+    // Four warps' memory beside a long x would leave a Turing multiprocessor no room.
+    if (n <= kNarrowColumns && staged_row_bytes<bf16>(k) + 4 * kNarrowWarpBytes <= (64 << 10))
+      return narrow(std::integral_constant<int, 4>{});
   }
   const int threads = canonical_threads(n);
-  launch_overlapped(row_linear_kernel<TX, TW, TOut>, blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads),
-                    staged_row_bytes<TX>(k), stream, data_of<const TX>(a.x), data_of<const TW>(a.w), n, k,
-                    data_of<TOut>(a.out));
+  launch(row_linear_kernel<TX, TW, TOut>, blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads),
+         staged_row_bytes<TX>(k), stream, data_of<const TX>(a.x), data_of<const TW>(a.w), n, k, data_of<TOut>(a.out));
 }
 
-void canonical_linear(const LinearArgs& a, const LaunchStream& stream) {
+void canonical_linear(const LinearArgs& a, cudaStream_t stream) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   const int threads = canonical_threads(n);
   const bool aligned = rows_aligned(a.x) && rows_aligned(a.w);
@@ -103,10 +103,9 @@ void canonical_linear(const LinearArgs& a, const LaunchStream& stream) {
     using TOut = decltype(out);
     if (aligned && m == 1 && staged_row_bytes<TX>(k) <= kStagedBytesMost) return row_linear<TX, TW, TOut>(a, stream);
     with_canonical_shape<is_bf16_product<TX, TW>()>(aligned, m, [&](auto vector, auto rows) {
-      launch_overlapped(canonical_linear_kernel<decltype(vector)::value, decltype(rows)::value, TX, TW, TOut>,
-                        blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads), 0, stream,
-                        data_of<const TX>(a.x), a.x.stride(0), static_cast<int>(m), data_of<const TW>(a.w), n, k,
-                        data_of<TOut>(a.out), a.out.stride(0));
+      launch(canonical_linear_kernel<decltype(vector)::value, decltype(rows)::value, TX, TW, TOut>,
+             blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads), 0, stream, data_of<const TX>(a.x),
+             a.x.stride(0), static_cast<int>(m), data_of<const TW>(a.w), n, k, data_of<TOut>(a.out), a.out.stride(0));
     });
   };
   with_float_type(a.x.dtype(), [&](auto tx) {
@@ -156,7 +155,7 @@ __global__ void one_run_kernel(GemmRun run, GemmRun* out, GemmTile* tiles, int c
   if (i < count) tiles[i] = {0, i * tile_rows};
 }
 
-void tiled_linear(const LinearArgs& a, GemmKernel kernel, const TileScratch& scratch, const LaunchStream& stream) {
+void tiled_linear(const LinearArgs& a, GemmKernel kernel, const TileScratch& scratch, cudaStream_t stream) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   GemmRun run{.w = a.w.data(), .w_exponents = nullptr, .first = 0, .count = static_cast<int32_t>(m)};
   if (kernel == GemmKernel::mma_scaled) {
@@ -210,13 +209,13 @@ void blas_product(cublasHandle_t blas, int64_t m, int64_t n, int64_t k, cudaData
 // How many columns cuBLAS has a fast kernel for: whole vectors. A few left over, as a gate's, are worth a launch.
 int64_t columns_for_blas(const LinearArgs& a) {
   const int64_t n = a.w.dim(0), even = n / 8 * 8;
-  const bool is_aligned = reinterpret_cast<uintptr_t>(a.out.data()) % 16 == 0 &&
-                          a.out.stride(0) * dtype_bytes(a.out.dtype()) % 16 == 0;
+  const bool is_aligned =
+      reinterpret_cast<uintptr_t>(a.out.data()) % 16 == 0 && a.out.stride(0) * dtype_bytes(a.out.dtype()) % 16 == 0;
   return even == 0 || !is_aligned ? n : even;
 }
 
 void blas_scaled_linear(const LinearArgs& a, cublasHandle_t blas, const BlasScaledScratch& scratch,
-                        const LaunchStream& stream) {
+                        cudaStream_t stream) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   auto* x_exponents = scratch.x_exponents.as<int32_t>();
   auto* w_exponents = scratch.w_exponents.as<int32_t>();

@@ -35,7 +35,6 @@ struct RmsNorm {
 // overwrites.
 template <typename T, Rounding kRounding, typename Team>
 __global__ void __launch_bounds__(Team::kBlockThreads) rms_norm_kernel(RmsNorm<T> a) {
-  begin_overlapped();
   const int64_t item = Team::item();
   if (item >= a.items) return;
   const auto [row, group] = split(item, a.groups);
@@ -71,7 +70,6 @@ struct GatedNorm {
 // (r, h); reads x and z, writes out, which may be x.
 template <typename T, Rounding kRounding, typename Team>
 __global__ void __launch_bounds__(Team::kBlockThreads) gated_norm_kernel(GatedNorm<T> a) {
-  begin_overlapped();
   const int64_t item = Team::item();
   if (item >= a.items) return;
   const auto [row, head] = split(item, a.heads);
@@ -103,7 +101,6 @@ struct RopeTable {
 // out[r][i] = round_to(scale * cos), round_to(scale * sin) of the FP32 product (first + r * step) * inv_freq[i]. One
 // thread for each (r, i). sinf and cosf are within an ulp for every argument: positions reach 262144 and beyond.
 __global__ void __launch_bounds__(kMapThreads) rope_table_kernel(RopeTable a) {
-  begin_overlapped();
   const int64_t item = int64_t{blockIdx.x} * kMapThreads + threadIdx.x;
   if (item >= a.rows * a.half) return;
   const int64_t row = item / a.half;
@@ -132,7 +129,6 @@ struct NormRope {
 // and written by one thread.
 template <typename T, Rounding kRounding, typename Team>
 __global__ void __launch_bounds__(Team::kBlockThreads) norm_rope_kernel(NormRope<T> a) {
-  begin_overlapped();
   constexpr int kWidth = Team::kWidth;
   const int64_t item = Team::item();
   if (item >= a.items) return;
@@ -182,8 +178,8 @@ void CudaOps::execute(const RmsNormArgs& a) {
                           .weight = a.weight};
     with_team(n, {&a.x, &a.w, &a.out}, [&](auto team) {
       using RowTeam = decltype(team);
-      launch_overlapped(rms_norm_kernel<T, decltype(rounding)::value, RowTeam>, RowTeam::grid(items), RowTeam::block(),
-                        0, stream_, args);
+      launch(rms_norm_kernel<T, decltype(rounding)::value, RowTeam>, RowTeam::grid(items), RowTeam::block(), 0, stream_,
+             args);
     });
   });
 }
@@ -204,23 +200,23 @@ void CudaOps::execute(const GatedNormArgs& a) {
                             .gate = a.gate};
     with_team(n, {&a.x, &a.z, &a.w, &a.out}, [&](auto team) {
       using RowTeam = decltype(team);
-      launch_overlapped(gated_norm_kernel<T, decltype(rounding)::value, RowTeam>, RowTeam::grid(items),
-                        RowTeam::block(), 0, stream_, args);
+      launch(gated_norm_kernel<T, decltype(rounding)::value, RowTeam>, RowTeam::grid(items), RowTeam::block(), 0,
+             stream_, args);
     });
   });
 }
 
 void CudaOps::execute(const RopeTableArgs& a) {
   const int64_t rows = a.out.dim(0), half = a.inv_freq.dim(0);
-  launch_overlapped(rope_table_kernel, dim3(blocks_for(rows * half, kMapThreads)), dim3(kMapThreads), 0, stream_,
-                    RopeTable{.inv_freq = a.inv_freq.as<float>(),
-                              .out = a.out.as<float>(),
-                              .rows = rows,
-                              .half = half,
-                              .first = a.first,
-                              .step = a.step,
-                              .scale = a.scale,
-                              .round_to_bf16 = a.round_to == DType::bf16});
+  launch(rope_table_kernel, dim3(blocks_for(rows * half, kMapThreads)), dim3(kMapThreads), 0, stream_,
+         RopeTable{.inv_freq = a.inv_freq.as<float>(),
+                   .out = a.out.as<float>(),
+                   .rows = rows,
+                   .half = half,
+                   .first = a.first,
+                   .step = a.step,
+                   .scale = a.scale,
+                   .round_to_bf16 = a.round_to == DType::bf16});
 }
 
 void CudaOps::execute(const NormRopeArgs& a) {
@@ -238,8 +234,7 @@ void CudaOps::execute(const NormRopeArgs& a) {
                            .eps = a.eps};
     with_bool(half % 4 == 0 && whole_vectors(4, n, {&a.x, &a.w, &a.table, &a.out}), [&](auto whole) {
       using Warp = Team<kWarp, decltype(whole)::value>;
-      launch_overlapped(norm_rope_kernel<T, decltype(rounding)::value, Warp>, Warp::grid(items), Warp::block(), 0,
-                        stream_, args);
+      launch(norm_rope_kernel<T, decltype(rounding)::value, Warp>, Warp::grid(items), Warp::block(), 0, stream_, args);
     });
   });
 }

@@ -31,13 +31,13 @@ Slab slab_of(const SwigluRoutedArgs& a) {
 
 // Slot `run` of ids [rows, k] as a run of one row.
 struct SlotRuns {
-  static constexpr bool kKnownAtLaunch = false;
   static constexpr bool kAllCounts = false;
   const int32_t* ids;
   Slab slab;
   uint8_t* present;
-  int32_t k;
+  int32_t slots, k;
 
+  __device__ int size() const { return slots; }
   __device__ CanonicalRun at(int run) const {
     const int32_t e = ids[run];
     if (!slab.holds(e)) return {};
@@ -53,7 +53,8 @@ struct SortedRuns {
   int32_t* counts;             // [experts]
   int32_t* begins;             // [experts], of the lists below
   int32_t* tile_begins;        // [experts]
-  int32_t* totals;             // slots in the lists, tiles
+  int32_t* short_runs;         // [experts], those of up to kCanonicalRowsMax rows
+  int32_t* totals;             // slots in the lists, tiles, short runs
   int32_t *x_rows, *out_rows;  // [slots], by expert, then ascending
   GemmRun *gate_up, *down;     // [experts]
   GemmTile* tiles;
@@ -101,7 +102,6 @@ __device__ int32_t exclusive_sums(int32_t* values, int count) {
 __global__ void __launch_bounds__(kSortThreads) count_runs_kernel(const SortCall a) {
   __shared__ int32_t counts[kExpertsMost], places[kExpertsMost];
   const int thread = static_cast<int>(threadIdx.x);
-  begin_overlapped();
   for (int e = thread; e < a.experts; e += kSortThreads) counts[e] = 0;
   __syncthreads();
   for (int i = thread; i < a.slots; i += kSortThreads) {
@@ -133,9 +133,17 @@ __global__ void __launch_bounds__(kSortThreads) count_runs_kernel(const SortCall
   __syncthreads();
   const int32_t tiles = exclusive_sums(places, a.experts);
   for (int e = thread; e < a.experts; e += kSortThreads) a.sorted.tile_begins[e] = places[e];
+  __syncthreads();
+  const auto is_short = [&](int e) { return counts[e] > 0 && counts[e] <= kCanonicalRowsMax; };
+  for (int e = thread; e < a.experts; e += kSortThreads) places[e] = is_short(e) ? 1 : 0;
+  __syncthreads();
+  const int32_t short_runs = exclusive_sums(places, a.experts);
+  for (int e = thread; e < a.experts; e += kSortThreads)
+    if (is_short(e)) a.sorted.short_runs[places[e]] = e;
   if (thread == 0) {
     a.sorted.totals[0] = slots;
     a.sorted.totals[1] = tiles;
+    a.sorted.totals[2] = short_runs;
   }
 }
 
@@ -144,7 +152,6 @@ constexpr int kPlaceWarps = 8;
 // The rows of one expert in ascending order, and its tiles. One block for each expert reads all ids, out of the L2
 // cache: each warp counts in its part, then places behind the parts in front.
 __global__ void __launch_bounds__(kPlaceWarps* kWarp) place_rows_kernel(const SortCall a) {
-  begin_overlapped();
   __shared__ int32_t found[kPlaceWarps];
   const int e = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -181,20 +188,22 @@ __global__ void __launch_bounds__(kPlaceWarps* kWarp) place_rows_kernel(const So
     tiles[t] = {e, t * a.tile_rows};
 }
 
+constexpr int64_t kShortRunsAtOnce = 64;
+
 // The short ones of the sorted runs, an expert each.
 struct ShortRuns {
-  static constexpr bool kKnownAtLaunch = false;
   static constexpr bool kAllCounts = false;
   SortedRuns sorted;
 
-  __device__ CanonicalRun at(int e) const {
-    const int32_t count = sorted.counts[e], begin = sorted.begins[e];
+  __device__ int size() const { return sorted.totals[2]; }
+  __device__ CanonicalRun at(int run) const {
+    const int32_t e = sorted.short_runs[run], begin = sorted.begins[e];
     return {.gate_up = sorted.gate_up[e].w,
             .down = sorted.down[e].w,
             .x_rows = sorted.x_rows + begin,
             .out_rows = sorted.out_rows + begin,
-            .h_row = e * static_cast<int32_t>(kCanonicalRowsMax),
-            .count = count <= kCanonicalRowsMax ? count : 0};
+            .h_row = run * static_cast<int32_t>(kCanonicalRowsMax),
+            .count = sorted.counts[e]};
   }
   __device__ void mark(int) const {}
 };
@@ -256,7 +265,8 @@ struct RoutedScratch {
     next(s.counts, experts);
     next(s.begins, experts);
     next(s.tile_begins, experts);
-    next(s.totals, 2);
+    next(s.short_runs, experts);
+    next(s.totals, 3);
     next(s.x_rows, slots);
     next(s.out_rows, slots);
     return s;
@@ -265,12 +275,11 @@ struct RoutedScratch {
  private:
   int64_t list_bytes(int64_t slots, int64_t experts) const {
     return 2 * experts * static_cast<int64_t>(sizeof(GemmRun)) + tiles_most * static_cast<int64_t>(sizeof(GemmTile)) +
-           4 * (3 * experts + 2 + 2 * slots);
+           4 * (4 * experts + 3 + 2 * slots);
   }
 };
 
-void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const SortedRuns& sorted,
-              const LaunchStream& stream) {
+void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const SortedRuns& sorted, cudaStream_t stream) {
   const int64_t slots = a.ids.elements(), experts = a.slots.dim(0), hidden = a.x.dim(1), inter = a.intermediate;
   const bool scaled = scratch.kernel == GemmKernel::mma_scaled;
   GroupedGemm p{.x = a.x.data(),
@@ -290,8 +299,8 @@ void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const Sor
     launch_run_exponents(p.runs, experts, 2 * inter, hidden, scratch.gate_up_exponents.as<int32_t>(), 2 * inter,
                          stream);
   }
-  launch_grouped(p, scratch.kernel, {a.x.dtype(), a.slab.dtype(), a.x.dtype(), true}, scratch.tiles_most,
-                 scratch.shape, stream);
+  launch_grouped(p, scratch.kernel, {a.x.dtype(), a.slab.dtype(), a.x.dtype(), true}, scratch.tiles_most, scratch.shape,
+                 stream);
 
   p.x = scratch.sorted_h.data();
   p.x_stride = p.k = inter;
@@ -330,6 +339,7 @@ void CudaOps::execute(const SwigluRoutedArgs& a) {
     const SlotRuns runs{.ids = a.ids.as<int32_t>(),
                         .slab = slab_of(a),
                         .present = a.present.as<uint8_t>(),
+                        .slots = static_cast<int32_t>(slots),
                         .k = static_cast<int32_t>(a.ids.dim(1))};
     return launch_canonical(runs, slots, 1, shapes, a.rounding, is_aligned(a), scratch.h.as<float>(), stream_);
   }
@@ -345,10 +355,10 @@ void CudaOps::execute(const SwigluRoutedArgs& a) {
                       .experts = static_cast<int32_t>(experts),
                       .k = static_cast<int32_t>(a.ids.dim(1)),
                       .tile_rows = static_cast<int32_t>(scratch.shape.rows)};
-  launch_overlapped(count_runs_kernel, 1, kSortThreads, 0, stream_, call);
-  launch_overlapped(place_rows_kernel, static_cast<unsigned>(experts), kPlaceWarps * kWarp, 0, stream_, call);
-  launch_canonical(ShortRuns{call.sorted}, experts, kCanonicalRowsMax, shapes, a.rounding, is_aligned(a),
-                   scratch.h.as<float>(), stream_);
+  launch(count_runs_kernel, 1, kSortThreads, 0, stream_, call);
+  launch(place_rows_kernel, static_cast<unsigned>(experts), kPlaceWarps * kWarp, 0, stream_, call);
+  launch_canonical(ShortRuns{call.sorted}, std::min(experts, kShortRunsAtOnce), kCanonicalRowsMax, shapes, a.rounding,
+                   is_aligned(a), scratch.h.as<float>(), stream_);
   run_long(a, scratch, call.sorted, stream_);
 }
 
