@@ -76,6 +76,7 @@ struct RoutedExperts {
   Tensor present;     // U8 [rows, K]: 1 where this rank wrote the part
   Rounding rounding = Rounding::fused;
   bool returns = false;  // the next routed work is of the same layer: another chunk of the same tokens
+  Math math = Math::native;
 };
 
 class ExpertRunner {

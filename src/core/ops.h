@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "core/arena.h"
+#include "core/product_math.h"
 #include "core/tensor.h"
 
 namespace offload {
@@ -58,9 +59,10 @@ struct GatherRowsArgs {
 
 // out[m][n] = rnd!(sum_k x[m][k] * w[n][k]); rounds to out's dtype, which is A or F32.
 // x [m, k], w [n, k] contiguous, out [m, n]. For m <= kCanonicalRowsMax the sum has the canonical order (see
-// canonical.h).
+// canonical.h). `math` says in which numbers (product_math.h).
 struct LinearArgs {
   Tensor x, w, out;
+  Math math = Math::native;
 };
 
 // out[r][g][j] = rnd!(x[r][g][j] * rsqrt(mean_j(x[r][g][:]^2) + eps) * weight'), weight' = 1 + w (one_plus) or w
@@ -242,6 +244,7 @@ struct ExpertRun {
 //   h = rnd!(swiglu(rnd(gate_up t)))  (A; see SwigluArgs),  out[out_rows[i]] = rnd!(down h)   (out's dtype: A or F32)
 // Runs with count <= kCanonicalRowsMax sum in the canonical order and evaluate SiLU canonically (canonical.h), so they
 // have the same bits on every backend and ISA level. Rows of out that no run names are left alone.
+// `math` says in which numbers the three products of a run compute (product_math.h); h is rounded to A between them.
 // x [tokens, hidden] A; rows, out_rows: host arrays; out [slots, hidden]; weights of dtype `weight_dtype`.
 struct SwigluExpertsArgs {
   Tensor x, out;
@@ -250,6 +253,7 @@ struct SwigluExpertsArgs {
   int64_t intermediate = 0;
   DType weight_dtype = DType::bf16;
   Rounding rounding = Rounding::fused;
+  Math math = Math::native;
 };
 
 // routed[r][j] = sum over slots s = 0, 1, ... with present[r][s] of weights[r][s] * parts[r * K + s][j], in FP32;

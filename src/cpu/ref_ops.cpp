@@ -20,9 +20,10 @@ void RefOps::execute(const GatherRowsArgs& a) {
 }
 
 void RefOps::execute(const LinearArgs& a) {
+  const Math math = product_math(a.math, a.x.dtype(), a.w.dtype(), a.x.dim(0));
   for (int64_t n = 0; n < a.w.dim(0); ++n) {
     const std::vector<double> w = get_row(a.w, n);
-    for (int64_t m = 0; m < a.x.dim(0); ++m) set(a.out, dot(get_row(a.x, m), w), m, n);
+    for (int64_t m = 0; m < a.x.dim(0); ++m) set(a.out, product(math, get_row(a.x, m), w), m, n);
   }
 }
 
@@ -150,15 +151,17 @@ void RefOps::execute(const SwigluExpertsArgs& a) {
   for (const ExpertRun& run : a.runs) {
     const Tensor gate_up(const_cast<void*>(run.gate_up), a.weight_dtype, {2 * inter, hidden});
     const Tensor down(const_cast<void*>(run.down), a.weight_dtype, {hidden, inter});
+    const Math math = product_math(a.math, a.x.dtype(), a.weight_dtype, run.count);
     for (int64_t i = run.begin; i < run.begin + run.count; ++i) {
       const std::vector<double> t = get_row(a.x, a.rows[static_cast<size_t>(i)]);
       std::vector<double> h;
       for (int64_t j = 0; j < inter; ++j) {
-        const double gate = rnd(dot(t, get_row(gate_up, j)));
-        const double up = rnd(dot(t, get_row(gate_up, inter + j)));
+        const double gate = rnd(product(math, t, get_row(gate_up, j)));
+        const double up = rnd(product(math, t, get_row(gate_up, inter + j)));
         h.push_back(round_to(a.x.dtype(), rnd(silu(gate)) * up));
       }
-      for (int64_t j = 0; j < hidden; ++j) set(a.out, dot(h, get_row(down, j)), a.out_rows[static_cast<size_t>(i)], j);
+      for (int64_t j = 0; j < hidden; ++j)
+        set(a.out, product(math, h, get_row(down, j)), a.out_rows[static_cast<size_t>(i)], j);
     }
   }
 }

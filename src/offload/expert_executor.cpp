@@ -101,7 +101,8 @@ SwigluExpertsArgs ExpertExecutor::args_of(const RoutedExperts& step, std::span<c
           .out_rows = out_rows_,
           .intermediate = residency_.local_shape().intermediate,
           .weight_dtype = residency_.local_shape().dtype,
-          .rounding = step.rounding};
+          .rounding = step.rounding,
+          .math = step.math};
 }
 
 void ExpertExecutor::compute(const RoutedExperts& step, std::span<const ExpertRun> runs) {
