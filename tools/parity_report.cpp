@@ -1,5 +1,7 @@
 #include "parity_report.h"
 
+#include <algorithm>
+
 namespace offload::tools {
 namespace {
 
@@ -66,6 +68,17 @@ OrderedJson controls_json(const ParityResult& result) {
   const Yardstick yardstick = result.yardstick();
   return OrderedJson::object(
       {{"arms", arms}, {"flips", yardstick.flips}, {"largest_margin", yardstick.largest_margin}});
+}
+
+// A command as its program and its flags, each with its value: lines that stay short in a file.
+OrderedJson flags_json(std::string_view command) {
+  OrderedJson flags = OrderedJson::array();
+  while (!command.empty()) {
+    const size_t end = std::min(command.find(" -", 1), command.size());
+    flags.push_back(std::string(command.substr(0, end)));
+    command.remove_prefix(std::min(end + 1, command.size()));
+  }
+  return flags;
 }
 
 std::string table_line(std::string_view name, std::string_view status, const LogitComparison& counts,
@@ -155,7 +168,7 @@ OrderedJson evidence_json(const ParityResult& result, const ArmResult& arm, cons
                               {"model", context.model},
                               {"device", context.device},
                               {"instruction_set", context.instruction_set},
-                              {"command", context.command},
+                              {"command", flags_json(context.command)},
                               {"commit", context.commit},
                               {"prompts", prompts},
                               {"total", counts_json(arm.total)},

@@ -1,9 +1,10 @@
 // ArmEvidence: what offload-parity measured of one arm on one device, as the small JSON file that arms.json names.
 //
-// Keys: arm, rules (as in arms.json), baseline, model, device ("cpu", "cuda sm_90", "cuda forced sm_75"), command,
-// commit, prompts [{name, prompt_tokens, decode_tokens, and the counts below}], total {rows, rows_not_finite, ties,
-// flips, largest_margin, max_difference, mean_difference, mean_kl, median_kl}, oracle {arm, total, baseline {mean_kl,
-// median_kl}} or null, controls {arms, flips, largest_margin}, strict_faults. Immutable value; thread-safe.
+// Keys: arm, rules (as in arms.json), baseline, model, device ("cpu", "cuda sm_90", "cuda forced sm_75"),
+// instruction_set, command [program and flags], commit, prompts [{name, prompt_tokens, decode_tokens, and the counts
+// below}], total {rows, rows_not_finite, ties, flips, largest_margin, max_difference, mean_difference, mean_kl,
+// median_kl}, oracle {arm, total, baseline {mean_kl, median_kl}} or null, controls {arms, flips, largest_margin},
+// strict_faults. Immutable value; thread-safe.
 #ifndef OFFLOAD_OFFLOAD_ARM_EVIDENCE_H_
 #define OFFLOAD_OFFLOAD_ARM_EVIDENCE_H_
 
