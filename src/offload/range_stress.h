@@ -29,9 +29,9 @@ struct RangeStressCounts {
   int64_t channels_kept = 0;  // of them left alone, as a weight would have left BF16's normal range
 };
 
-// Rewrites the weights of the checkpoint folder `model_dir` in place. `progress` is told the channels done; it may throw
-// to stop, which leaves a folder of neither function. Throws Error{input} for a checkpoint that lacks a tensor or has
-// one of another type, Error{resource} when a file cannot be written.
+// Rewrites the weights of the checkpoint folder `model_dir` in place. `progress` is told the channels done; it may
+// throw to stop, which leaves a folder of neither function. Throws Error{input} for a checkpoint that lacks a tensor or
+// has one of another type, Error{resource} when a file cannot be written.
 RangeStressCounts stress_in_place(const std::string& model_dir, const RangeStressOptions& options,
                                   const std::function<void(const RangeStressCounts&)>& progress = {});
 
