@@ -131,9 +131,9 @@ class Stress {
       Matrix up = fused ? Matrix(checkpoint_, require(prefix + ".gate_up_proj", {moe.experts, 2 * inter, hidden}),
                                  (2 * e + 1) * inter, inter)
                         : whole(stem + "up_proj.weight", inter, hidden);
-      Matrix down = fused ? Matrix(checkpoint_, require(prefix + ".down_proj", {moe.experts, hidden, inter}),
-                                   e * hidden, hidden)
-                          : whole(stem + "down_proj.weight", hidden, inter);
+      Matrix down =
+          fused ? Matrix(checkpoint_, require(prefix + ".down_proj", {moe.experts, hidden, inter}), e * hidden, hidden)
+                : whole(stem + "down_proj.weight", hidden, inter);
       stress_pair(up, down);
     }
   }
