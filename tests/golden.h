@@ -76,23 +76,6 @@ inline size_t argmax(std::span<const float> values) {
   return static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
 }
 
-// KL(p || q) in nats of the softmax distributions of two rows of logits.
-inline double kl_divergence(std::span<const float> p_logits, std::span<const float> q_logits) {
-  const auto log_sum = [](std::span<const float> logits) {
-    const double top = *std::max_element(logits.begin(), logits.end());
-    double sum = 0;
-    for (const float v : logits) sum += std::exp(v - top);
-    return top + std::log(sum);
-  };
-  const double p_sum = log_sum(p_logits), q_sum = log_sum(q_logits);
-  double kl = 0;
-  for (size_t i = 0; i < p_logits.size(); ++i) {
-    const double log_p = p_logits[i] - p_sum;
-    kl += std::exp(log_p) * (log_p - (q_logits[i] - q_sum));
-  }
-  return kl;
-}
-
 }  // namespace offload
 
 #endif  // OFFLOAD_TESTS_GOLDEN_H_

@@ -6,6 +6,7 @@
 
 #include "golden.h"
 #include "offload/engine.h"
+#include "offload/parity.h"
 
 namespace offload {
 

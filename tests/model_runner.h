@@ -19,8 +19,8 @@ inline constexpr Arithmetic kFp32Arithmetic{DType::f32, Rounding::fused};
 class ModelRunner {
  public:
   explicit ModelRunner(const std::string& model_dir, Arithmetic arithmetic = kFp32Arithmetic, int64_t chunk = 512,
-                       int64_t context = 512)
-      : backend_(std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = 1})),
+                       int64_t context = 512, cpu::Isa isa = cpu::best_isa())
+      : backend_(std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = 1, .isa = isa})),
         engine_(options(model_dir, arithmetic, chunk, context), backend_) {}
 
   Engine& engine() { return engine_; }

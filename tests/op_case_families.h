@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "core/arm.h"
 #include "op_cases.h"
 
 namespace offload {
@@ -29,6 +30,11 @@ inline constexpr Tolerance sum_of_sums{"sum_of_sums", 4e-6, 2e-5, 1, 0.25};
 inline constexpr Tolerance sum_of_sums_rounded{"sum_of_sums_rounded", 4e-6, 2e-5, 2, 0.5};
 // BF16 flips between two sums, where the second one is stored as F32: as much as sum_of_sums allows of its BF16 store.
 inline constexpr Tolerance sum_of_sums_in_f32{"sum_of_sums_in_f32", 4e-6, 2e-3, 0, 0};
+// A sum that is rounded to FP16 and may fall to the other side: one FP16 step, 2^-10 relative.
+inline constexpr Tolerance half_sum{"half_sum", 0x1p-10, 1e-5, 1, 0};
+// Two such sums: a gate or up that falls to the other side may flip the BF16 store of one of 13 or more elements
+// between, each a quarter or less of the output's scale: 2^-8 / 4 = 1e-3 of it.
+inline constexpr Tolerance half_sum_of_sums{"half_sum_of_sums", 0x1p-10, 1e-3, 1, 0.5};
 // The gated delta rule over <= 130 rows: the chunked form in FP32 is within 4.5e-6 of the recurrence for values of
 // order 1 (section 9.5 of the model's specification), times the spread of a state after repeated near-equal keys.
 inline constexpr Tolerance recurrence{"recurrence", 4e-6, 3e-5, 1, 0.25};
@@ -46,6 +52,8 @@ inline constexpr Tolerance signed_root{"signed_root", 4e-6, 2e-5, 3, 0.5};
 inline constexpr int64_t kCaseRows[] = {0, 1, 2, 7, 8, 9, 64, 65, 130};
 inline constexpr DType kActivations[] = {DType::f32, DType::bf16};
 inline constexpr Rounding kRoundings[] = {Rounding::fused, Rounding::reference};
+
+inline constexpr Math kOtherMaths[] = {Math::scaled_fp16, Math::fp16, Math::fp16_out, Math::reordered};
 
 inline std::string_view label(Rounding rounding) {
   return rounding == Rounding::fused ? "fused" : "reference";

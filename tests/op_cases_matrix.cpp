@@ -4,6 +4,49 @@
 #include "op_case_families.h"
 
 namespace offload {
+namespace {
+
+// Numbers of all magnitudes from 2^-span on: FP16 holds some, and makes infinities, subnormals and zeros of others.
+Fill spread(int64_t span) {
+  return [span](CaseRandom& random, std::span<double> values) {
+    for (double& value : values) value = std::ldexp(random.normal(), static_cast<int>(random.below(2 * span) - span));
+  };
+}
+
+void append_math(std::vector<OpCase>& cases, Math math, DType x, DType w, DType out, int64_t m, int64_t n, int64_t k,
+                 std::string_view kind, const Fill& x_fill, const Fill& w_fill) {
+  cases.push_back({"linear",
+                   fmt::format("linear/{}/x={},w={},out={},{}/m={},n={},k={}", math_name(math), label(x), label(w),
+                               label(out), kind, m, n, k),
+                   {input("x", x, {m, k}, x_fill), input("w", w, {n, k}, w_fill), output("out", out, {m, n})},
+                   [math](Ops& ops, std::span<const Tensor> t) {
+                     ops(LinearArgs{.x = t[0], .w = t[1], .out = t[2], .math = math});
+                   },
+                   math == Math::fp16_out ? tolerances::half_sum : tolerances::sum});
+}
+
+// Every math at row counts around the canonical limit and the tiles, for numbers that FP16 holds and for others.
+void append_maths(std::vector<OpCase>& cases) {
+  constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
+  for (const Math math : kOtherMaths) {
+    for (const DType out : kActivations) {
+      for (const int64_t m : {0, 1, 8, 9, 130}) {
+        append_math(cases, math, kBf16, kBf16, out, m, 70, 130, "normal", normal(), normal(0.09));
+        append_math(cases, math, kBf16, kBf16, out, m, 64, 64, "normal", normal(), normal(0.125));
+      }
+      append_math(cases, math, kBf16, kBf16, out, 65, 33, 577, "normal", normal(), normal(0.04));
+      append_math(cases, math, kBf16, kBf16, out, 9, 256, 2560, "normal", normal(), normal(0.02));
+      append_math(cases, math, kBf16, kBf16, out, 130, 40, 128, "spread_12", spread(12), spread(12));
+      append_math(cases, math, kBf16, kBf16, out, 20, 17, 77, "spread_30", spread(30), spread(30));
+      append_math(cases, math, kBf16, kBf16, out, 16, 16, 64, "zeros", constant(0), normal());
+      append_math(cases, math, kBf16, kBf16, out, 16, 16, 64, "beyond_fp16", normal(1e6), normal(1e-6));
+    }
+    append_math(cases, math, kF32, kBf16, kF32, 65, 40, 128, "asked_in_vain", spread(30), normal());
+    append_math(cases, math, kBf16, kF32, kBf16, 65, 40, 128, "asked_in_vain", spread(30), normal());
+  }
+}
+
+}  // namespace
 
 void append_matrix_cases(std::vector<OpCase>& cases) {
   struct Shape {
@@ -36,6 +79,7 @@ void append_matrix_cases(std::vector<OpCase>& cases) {
                [](Ops& ops, std::span<const Tensor> t) { ops(LinearArgs{.x = t[0], .w = t[1], .out = t[2]}); },
                tolerances::sum});
       }
+  append_maths(cases);
 }
 
 }  // namespace offload

@@ -57,8 +57,10 @@ struct ExpertShape {
   int64_t pad = 0;
 };
 
-void append_experts(std::vector<OpCase>& cases, DType a, DType w, DType out, Rounding rounding, const ExpertShape& s) {
-  const std::string name = fmt::format("swiglu_experts/x={},w={},out={},{}/{},hidden={},intermediate={}", label(a),
+void append_experts(std::vector<OpCase>& cases, DType a, DType w, DType out, Rounding rounding, const ExpertShape& s,
+                    Math math = Math::native) {
+  const std::string name = fmt::format("swiglu_experts/{}x={},w={},out={},{}/{},hidden={},intermediate={}",
+                                       math == Math::native ? "" : fmt::format("{}/", math_name(math)), label(a),
                                        label(w), label(out), label(rounding), s.kind, s.hidden, s.intermediate);
   const auto experts = static_cast<int64_t>(s.counts.size());
   const int64_t total = std::accumulate(s.counts.begin(), s.counts.end(), int64_t{0});
@@ -89,7 +91,8 @@ void append_experts(std::vector<OpCase>& cases, DType a, DType w, DType out, Rou
                           .out_rows = permuted,
                           .intermediate = inter,
                           .weight_dtype = w,
-                          .rounding = rounding});
+                          .rounding = rounding,
+                          .math = math});
   };
   const auto inverse_root = [](int64_t n) { return 1.0 / std::sqrt(static_cast<double>(n)); };
   const bool rounded = a == DType::bf16 && rounding == Rounding::reference;
@@ -100,7 +103,9 @@ void append_experts(std::vector<OpCase>& cases, DType a, DType w, DType out, Rou
         input("gate_up", w, {experts, 2 * s.intermediate, s.hidden}, normal(inverse_root(s.hidden))),
         input("down", w, {experts, s.hidden, s.intermediate}, normal(inverse_root(s.intermediate)))},
        run,
-       rounded ? tolerances::sum_of_sums_rounded : tolerances::sum_of_sums});
+       math == Math::fp16_out ? tolerances::half_sum_of_sums
+       : rounded              ? tolerances::sum_of_sums_rounded
+                              : tolerances::sum_of_sums});
 }
 
 void append_all_experts(std::vector<OpCase>& cases) {
@@ -124,6 +129,16 @@ void append_all_experts(std::vector<OpCase>& cases) {
           if (a == DType::f32 && rounding == Rounding::reference) continue;  // the same computation
           for (const ExpertShape& shape : shapes) append_experts(cases, a, w, out, rounding, shape);
         }
+  const ExpertShape few_and_many{"counts_0_1_8_9_64", 72, 24, 20, {0, 1, 8, 9, 64}};
+  const ExpertShape odd{"counts_130", 77, 13, 40, {130}, 3};
+  for (const Math math : kOtherMaths) {
+    for (const DType out : kActivations)
+      for (const Rounding rounding : kRoundings)
+        for (const ExpertShape& shape : {few_and_many, odd})
+          append_experts(cases, DType::bf16, DType::bf16, out, rounding, shape, math);
+    append_experts(cases, DType::f32, DType::bf16, DType::f32, Rounding::fused, odd, math);  // native
+    append_experts(cases, DType::bf16, DType::f32, DType::bf16, Rounding::fused, odd, math);
+  }
 }
 
 // `skew`: of the rows that choose expert 0 first; the others choose at random. `absent`: every third expert is in no

@@ -148,9 +148,34 @@ void append_adds(std::vector<OpCase>& cases, DType a, int64_t rows, int64_t pad)
   }
 }
 
+// On a grid of 1/4, so that the largest comes several times; some rows hold what no choice can be made of.
+void append_argmax(std::vector<OpCase>& cases) {
+  const auto fill = [](int64_t n) -> Fill {
+    return [n](CaseRandom& random, std::span<double> values) {
+      for (double& value : values) value = static_cast<double>(random.below(40) - 60) / 4;
+      const auto count = static_cast<size_t>(n);
+      const auto row = [&](size_t r) {
+        return values.size() >= (r + 1) * count ? values.subspan(r * count, count) : std::span<double>();
+      };
+      if (!row(3).empty()) row(3).back() = INFINITY;
+      if (!row(4).empty()) std::fill(row(4).begin(), row(4).end(), -INFINITY);
+      if (!row(5).empty()) row(5)[count / 2] = -INFINITY;
+    };
+  };
+  for (const int64_t rows : {0, 1, 7})
+    for (const int64_t n : {1, 3, 64, 1000, 5003})
+      for (const int64_t pad : {0, 1, 4})
+        cases.push_back({"argmax",
+                         fmt::format("argmax/rows={},n={},pad={}", rows, n, pad),
+                         {padded(input("x", DType::f32, {rows, n}, fill(n)), pad), output("ids", DType::i32, {rows})},
+                         [](Ops& ops, std::span<const Tensor> t) { ops(ArgmaxArgs{.x = t[0], .ids = t[1]}); },
+                         tolerances::exact});
+}
+
 }  // namespace
 
 void append_pointwise_cases(std::vector<OpCase>& cases) {
+  append_argmax(cases);
   append_copies(cases);
   for (const DType a : kActivations) {
     for (const Rounding rounding : kRoundings) {

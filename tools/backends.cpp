@@ -41,6 +41,11 @@ std::string cuda_name(const Settings& settings) {
   return fmt::format("{}, plans of sm_{}", caps.name, caps.sm);
 }
 
+std::string cuda_plan(const Settings& settings) {
+  const cuda::DeviceCaps caps = cuda::query_device(0, settings.force_sm);
+  return fmt::format("cuda {}sm_{}", settings.force_sm ? "forced " : "", caps.sm);
+}
+
 }  // namespace
 
 std::string why_no_cuda() {
@@ -62,6 +67,9 @@ Roofs cuda_roofs(const Settings&) {
   no_cuda();
 }
 std::string cuda_name(const Settings&) {
+  no_cuda();
+}
+std::string cuda_plan(const Settings&) {
   no_cuda();
 }
 
@@ -143,6 +151,10 @@ std::string instruction_set(const Settings& settings) {
   if (settings.device == "cuda") return cuda_name(settings);
   OFL_ASSERT(settings.device == "cpu");
   return std::string(cpu::isa_name(cpu::best_isa()));
+}
+
+std::string device_plan(const Settings& settings) {
+  return settings.device == "cuda" ? cuda_plan(settings) : "cpu";
 }
 
 namespace {

@@ -51,6 +51,9 @@ Roofs measure_roofs(const Settings& settings);
 // "avx2", "NVIDIA H200, plans of sm_75", ...: the kernels that make_backend's backend uses.
 std::string instruction_set(const Settings& settings);
 
+// What plans the kernels, for evidence: "cpu", "cuda sm_90", "cuda forced sm_75".
+std::string device_plan(const Settings& settings);
+
 // Measurements of this host's cores with so many threads.
 ProbeFunctions host_probe(int threads);
 

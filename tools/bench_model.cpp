@@ -92,10 +92,11 @@ class ModelBench::Runner {
     const Watch watch;
     body(phase.hash);
     phase.seconds = watch.seconds();
-    phase.hash.add(std::as_bytes(last_logits_));
     phase.link_bytes = copied_bytes() - copied;
     phase.cost = devices_.total_cost();
     if (observer != nullptr) devices_.set_observer(nullptr);
+    if (sequence_->length() > 0)
+      engine_->last_logits([&](int64_t, std::span<const float> logits) { phase.hash.add(std::as_bytes(logits)); });
     return phase;
   }
 
@@ -105,17 +106,16 @@ class ModelBench::Runner {
     return bytes;
   }
 
-  // The token of largest logit behind `tokens`. Only what a user waits for is timed: the tokens are hashed one by one,
-  // the logits of the phase's last row once it is over.
+  // The token of largest logit behind `tokens`; 0 where there is none. What is timed is what a greedy user waits for.
   int32_t feed(std::span<const int32_t> tokens, BenchHash& hash) {
+    engine_->feed(*sequence_, tokens, Engine::LogitRows::none, {},
+                  [](size_t, const Tensor&) { stop_if_interrupted(); });
     int32_t next = 0;
-    engine_->feed(
-        *sequence_, tokens, Engine::LogitRows::last,
-        [&](int64_t, std::span<const float> logits) {
-          next = largest_logit(logits).value_or(0);
-          last_logits_ = logits;
-        },
-        [](size_t, const Tensor&) { stop_if_interrupted(); });
+    if (engine_->world() == 1) {
+      next = engine_->largest_logit().value_or(0);
+    } else {
+      engine_->last_logits([&](int64_t, std::span<const float> logits) { next = largest_logit(logits).value_or(0); });
+    }
     hash.add(std::as_bytes(std::span(&next, 1)));
     return next;
   }
@@ -126,7 +126,6 @@ class ModelBench::Runner {
   std::optional<Engine> engine_;
   std::optional<Sequence> sequence_;
   std::vector<int32_t> prompt_;
-  std::span<const float> last_logits_;  // the engine's, until it is fed again
 };
 
 ModelBench::ModelBench(std::vector<Settings> arms, const ModelBenchOptions& options)

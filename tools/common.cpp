@@ -26,23 +26,30 @@ namespace {
 
 constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 constexpr int64_t kThreadsMax = 4096;
+constexpr int64_t kArmsBytesMax = 1 << 20;
 
-struct Arm {
+struct NamedArithmetic {
   std::string_view name;
   Arithmetic arithmetic;
 };
 constexpr int64_t kRanksMax = 64;
 constexpr int64_t kSlotsMax = 1 << 24;
 
-constexpr std::array<Arm, 3> kArms{{{"bf16", {DType::bf16, Rounding::fused}},
-                                    {"bf16-reference", {DType::bf16, Rounding::reference}},
-                                    {"fp32", {DType::f32, Rounding::fused}}}};
+// What --arm names without configs/arms.json.
+constexpr std::array<NamedArithmetic, 3> kArithmetics{{{kBaselineArm, {DType::bf16, Rounding::fused}},
+                                                       {"bf16-reference", {DType::bf16, Rounding::reference}},
+                                                       {"fp32", {DType::f32, Rounding::fused}}}};
 
+// One of kArithmetics, or BF16 by the rules of an arm in configs/arms.json.
 Arithmetic arithmetic_of(std::string_view name) {
   std::string known;
-  for (const Arm& arm : kArms) {
-    if (arm.name == name) return arm.arithmetic;
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", arm.name);
+  for (const NamedArithmetic& each : kArithmetics) {
+    if (each.name == name) return each.arithmetic;
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", each.name);
+  }
+  for (const Arm& arm : bundled_arms()) {
+    if (arm.name == name) return {DType::bf16, Rounding::fused, arm.rules};
+    if (arm.name != kBaselineArm) known += fmt::format(", {}", arm.name);
   }
   throw_error(ErrorCode::usage, "--arm \"{}\" is unknown; the arms are {}", printable(name), known);
 }
@@ -82,17 +89,6 @@ std::string folder_of_executable() {
   std::error_code error;
   const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
   return error ? std::string() : path.parent_path().string();
-}
-
-// Beside the build tree of this executable, else where it was built from.
-std::string bundled_demo() {
-  const std::string near = folder_of_executable() + "/../../models/demo-qwen4-exp";
-  std::error_code error;
-  if (std::filesystem::exists(near + "/config.json", error)) {
-    const auto clean = std::filesystem::canonical(near, error);
-    return error ? near : clean.string();
-  }
-  return OFFLOAD_SOURCE_DIR "/models/demo-qwen4-exp";
 }
 
 [[noreturn]] void refuse_file(const std::string& path) {
@@ -153,6 +149,21 @@ int64_t parse_cpu_experts(std::string_view text, const Settings& settings) {
 
 }  // namespace
 
+std::string bundled_path(std::string_view name) {
+  const std::string near = fmt::format("{}/../../{}", folder_of_executable(), name);
+  std::error_code error;
+  if (std::filesystem::exists(near, error)) {
+    const auto clean = std::filesystem::canonical(near, error);
+    return error ? near : clean.string();
+  }
+  return fmt::format("{}/{}", OFFLOAD_SOURCE_DIR, name);
+}
+
+std::vector<Arm> bundled_arms() {
+  const std::string path = bundled_path("configs/arms.json");
+  return parse_arms(read_text_file(path, kArmsBytesMax), printable(path, 4096));
+}
+
 CLI::Option* add_text_option(CLI::App& app, const char* name, std::optional<std::string>& value, const char* type,
                              const char* help) {
   // The library's own optional takes "" for an option that was not given.
@@ -187,7 +198,7 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   text("--look-ahead", flags.look_ahead, "0|1|2",
        "layers whose experts are copied into slots ahead of them; default 1");
   text("--shard", flags.shard, "expert|slice|auto", "experts over ranks: whole, or a slice of each; auto: expert");
-  text("--arm", flags.arm, "NAME", "arithmetic: bf16 (default), bf16-reference, fp32");
+  text("--arm", flags.arm, "NAME", "arithmetic: bf16 (default), bf16-reference, fp32, or an arm of configs/arms.json");
   text("--cpu-experts", flags.cpu_experts, "auto|off|N%",
        "share of the experts missing from the slots in decode that the CPU computes where they lie, instead of a copy; "
        "auto: none");
@@ -245,7 +256,7 @@ Settings settings_of(const SharedFlags& flags) {
                          : static_cast<int>(parse_integer("--threads", flags.threads, 1, kThreadsMax));
   if (!flags.trace.empty()) check_output_path("--trace", settings.trace.emplace(flags.trace));
   settings.is_bundled_demo = flags.model.empty();
-  settings.model_dir = settings.is_bundled_demo ? bundled_demo() : flags.model;
+  settings.model_dir = settings.is_bundled_demo ? bundled_path("models/demo-qwen4-exp") : flags.model;
   check_model(settings.model_dir, settings.dummy_weights);
   return settings;
 }
@@ -274,6 +285,28 @@ double parse_number(std::string_view flag, std::string_view text) {
   if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size())
     throw_error(ErrorCode::usage, "{} is \"{}\"; expected a number", flag, printable(text));
   return value;
+}
+
+std::vector<std::string> split_list(std::string_view list) {
+  std::vector<std::string> items;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    items.emplace_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return items;
+}
+
+std::string command_line(int argc, char** argv) {
+  std::string command;
+  for (int i = 0; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    const bool plain = !word.empty() && word.find_first_of(" \t\n\"'\\$`*?[](){}<>|&;#~!") == std::string_view::npos;
+    std::string quoted;
+    for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    command += fmt::format("{}{}", i > 0 ? " " : "", plain ? std::string(word) : "'" + quoted + "'");
+  }
+  return command;
 }
 
 bool parse_flags(CLI::App& app, int argc, char** argv) {

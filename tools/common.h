@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/arm.h"
 #include "core/step.h"
 #include "offload/engine.h"
 
@@ -62,6 +63,17 @@ struct Settings {
 };
 // Checks every flag, then that the model is a folder with a config.json. Throws Error.
 Settings settings_of(const SharedFlags& flags);
+
+// A file or folder of this tree, as in "models/demo-qwen4-exp": beside the build tree of this executable, else where it
+// was built from.
+std::string bundled_path(std::string_view name);
+// The arms of configs/arms.json. Throws Error{input}.
+std::vector<Arm> bundled_arms();
+
+// "a,b,c" at its commas; one empty item for "".
+std::vector<std::string> split_list(std::string_view list);
+// argv as a shell would take it.
+std::string command_line(int argc, char** argv);
 
 // `text` as a whole number in [least, most]. Throws Error{usage} naming the flag, the text and the range.
 int64_t parse_integer(std::string_view flag, std::string_view text, int64_t least,

@@ -2,7 +2,7 @@
 # Builds for this machine's GPU, runs the tests that need one and measures the model cut to 12 layers (56 GiB of experts
 # made up in memory, 22 GiB of GPU memory): one call, logs in a folder, a short table last.
 #
-#   tools/gpu_check.sh [--only build|test|bench|sanitize] [--out FOLDER] [--build FOLDER]
+#   tools/gpu_check.sh [--only build|test|parity|bench|sanitize] [--out FOLDER] [--build FOLDER]
 #
 # Takes some minutes and 80 GiB of host memory for the benchmarks. Exit code 1 when a check failed.
 set -uo pipefail
@@ -48,7 +48,8 @@ bench() {
 
 if wants build || [ ! -x "$build/tools/offload-bench" ]; then
   check configure cmake -S "$root" -B "$build" -G Ninja -DOFFLOAD_CUDA=ON "${configure[@]}"
-  check build cmake --build "$build" --target cuda_ops_test cuda_model_test gemm_plan_test offload-bench offload-run
+  check build cmake --build "$build" --target cuda_ops_test cuda_model_test offload-bench \
+    offload-parity offload-stress offload-run
 fi
 if wants test; then
   check ops "$build/tests/cuda_ops_test" -s
@@ -58,11 +59,22 @@ if wants sanitize; then
   check memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$build/tests/cuda_ops_test"
   check racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$build/tests/cuda_ops_test"
 fi
+if wants parity; then
+  check twin "$build/tools/offload-stress" --out "$build/demo-qwen4-exp-stressed"
+  for plan in native 75; do
+    flags=(--device cuda --oracle --evidence "$out/evidence")
+    if [ "$plan" != native ]; then flags+=(--force-sm "$plan"); fi
+    check "parity-$plan" "$build/tools/offload-parity" "${flags[@]}"
+    check "parity-twin-$plan" "$build/tools/offload-parity" "${flags[@]}" --model "$build/demo-qwen4-exp-stressed"
+  done
+fi
 if wants bench; then
-  bench link-8k --vram-budget 22 --chunk 8192 --prompt-tokens 8192 --decode-tokens 32 --repeat 3
-  bench resident-8k --chunk 8192 --prompt-tokens 8192 --decode-tokens 64 --repeat 3
-  bench link-32k --vram-budget 22 --chunk 32768 --prompt-tokens 32768 --decode-tokens 0 --repeat 2
-  bench forced-75 --force-sm 75 --chunk 8192 --prompt-tokens 8192 --decode-tokens 32 --repeat 2
+  bench resident-8k --chunk 8192 --prompt-tokens 8192 --decode-tokens 64
+  bench link-8k --vram-budget 22 --chunk 8192 --prompt-tokens 8192 --decode-tokens 0 --repeat 2
+  bench link-32k --vram-budget 22 --chunk 8192 --prompt-tokens 32768 --decode-tokens 0 --repeat 1
+  # 10 slots hold one layer's experts of one token: every expert of every token comes over the link.
+  bench link-decode --vram-budget 22 --expert-slots 10 --prompt-tokens 16 --decode-tokens 16 --repeat 2
+  bench forced-75 --force-sm 75 --chunk 8192 --prompt-tokens 8192 --decode-tokens 32 --repeat 1
 fi
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader

@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "core/base.h"
+#include "core/checkpoint.h"
 
 namespace offload::tools {
 namespace {
@@ -40,6 +41,24 @@ void LogitsFile::finish() {
   file_.write(std::as_bytes(std::span(ids_)));
   file_.overwrite(0, header(static_cast<int64_t>(ids_.size()), vocab_));
   file_.finish();
+}
+
+ReferenceLogits read_logits_file(std::string_view flag, const std::string& path, int64_t vocab) {
+  const Checkpoint file = Checkpoint::open(path);
+  const TensorEntry &logits = file.at("logits"), &ids = file.at("ids");
+  const std::string shown = fmt::format("{} {}", flag, printable(path, 4096));
+  if (logits.dtype != DType::f32 || logits.shape.size() != 2 || logits.shape[1] != vocab || logits.shape[0] < 1)
+    throw_error(ErrorCode::usage, "{}: logits is {} [{}]; expected F32 [rows, {}], the model's vocabulary", shown,
+                dtype_name(logits.dtype), fmt::join(logits.shape, ", "), vocab);
+  if (ids.dtype != DType::i32 || ids.shape != std::vector<int64_t>{logits.shape[0]})
+    throw_error(ErrorCode::usage, "{}: ids is {} [{}]; expected I32 [{}], one for each row of logits", shown,
+                dtype_name(ids.dtype), fmt::join(ids.shape, ", "), logits.shape[0]);
+  ReferenceLogits out{std::vector<int32_t>(static_cast<size_t>(ids.shape[0])), file.read_as_f32(logits)};
+  file.read(ids, 0, std::as_writable_bytes(std::span(out.ids)));
+  for (const int32_t id : out.ids)
+    if (id < 0 || id >= vocab)
+      throw_error(ErrorCode::usage, "{}: id {} is outside the model's vocabulary 0..{}", shown, id, vocab - 1);
+  return out;
 }
 
 }  // namespace offload::tools

@@ -1,6 +1,7 @@
 // LogitsFile: `logits` F32 [rows, vocab] and `ids` I32 [rows] as one safetensors file, written row by row.
 //
-// Appears in finish(), as an OutputFile does. Memory: four bytes a row. Confined to one thread.
+// Appears in finish(), as an OutputFile does. Memory: four bytes a row. Confined to one thread. read_logits_file()
+// takes such a file whole, from wherever it comes.
 #ifndef OFFLOAD_TOOLS_LOGITS_FILE_H_
 #define OFFLOAD_TOOLS_LOGITS_FILE_H_
 
@@ -27,6 +28,14 @@ class LogitsFile {
   int64_t vocab_;
   std::vector<int32_t> ids_;
 };
+
+struct ReferenceLogits {
+  std::vector<int32_t> ids;   // the token that each row consumed
+  std::vector<float> logits;  // [rows, vocab]
+};
+// Throws Error{usage} naming `flag` when the tensors are missing, of another type or shape, or an id is outside
+// `vocab`; Error{input} when the file cannot be read.
+ReferenceLogits read_logits_file(std::string_view flag, const std::string& path, int64_t vocab);
 
 }  // namespace offload::tools
 

@@ -51,19 +51,6 @@ void add_flags(CLI::App& app, BenchFlags& flags) {
   ops->fallthrough();
 }
 
-// argv as a shell would take it.
-std::string command_line(int argc, char** argv) {
-  std::string command;
-  for (int i = 0; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    const bool plain = !word.empty() && word.find_first_of(" \t\n\"'\\$`*?[](){}<>|&;#~!") == std::string_view::npos;
-    std::string quoted;
-    for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    command += fmt::format("{}{}", i > 0 ? " " : "", plain ? std::string(word) : "'" + quoted + "'");
-  }
-  return command;
-}
-
 BenchReport start_report(std::string_view kind, const BenchFlags& flags, const Settings& settings,
                          const std::string& command) {
   BenchReport report;
@@ -102,13 +89,10 @@ int run_ops(const BenchFlags& flags, const std::string& command) {
 // The arms in turn; the first also last.
 std::vector<Settings> arms_of(const BenchFlags& flags) {
   std::vector<Settings> arms;
-  const std::string list = flags.arms.empty() ? flags.shared.arm : flags.arms;
-  for (size_t begin = 0; begin <= list.size();) {
-    const size_t end = std::min(list.find(',', begin), list.size());
+  for (const std::string& arm : split_list(flags.arms.empty() ? flags.shared.arm : flags.arms)) {
     SharedFlags shared = flags.shared;
-    shared.arm = list.substr(begin, end - begin);
+    shared.arm = arm;
     arms.push_back(settings_of(shared));
-    begin = end + 1;
   }
   if (arms.size() == 1 || arms.back().arm != arms.front().arm) arms.push_back(arms.front());
   return arms;

@@ -76,6 +76,7 @@ struct RoutedExperts {
   Tensor present;     // U8 [rows, K]: 1 where this rank wrote the part
   Rounding rounding = Rounding::fused;
   int64_t visits_left = 0;  // chunks of the same tokens that go through the same layer next
+  Math math = Math::native;
 };
 
 class ExpertRunner {

@@ -117,8 +117,8 @@ void Model::Layer::forward(const Step& step, const Tensor& stack, const Tensor& 
     moe.forward(step, x, y);
     moe_connection.write(step, stack, y, inject);
   };
-  const bool repeats = step.rows() == 1 && step.collective == nullptr && !step.ops.planning() &&
-                       !step.ops.observed() && step.experts.runs_on_device();
+  const bool repeats = step.rows() == 1 && step.collective == nullptr && !step.ops.planning() && !step.ops.observed() &&
+                       step.experts.runs_on_device();
   if (!repeats) {
     mix();
     route();

@@ -206,6 +206,11 @@ void check(const MoeCombineArgs& a) {
   OFL_ASSERT(!a.gate || (a.shared && activation(a.gate, 2) && shape_is(a.gate, a.out.dim(0), 1)));
 }
 
+void check(const ArgmaxArgs& a) {
+  OFL_ASSERT(is(a.x, DType::f32, 2) && inner_contiguous(a.x) && a.x.dim(1) > 0);
+  OFL_ASSERT(is(a.ids, DType::i32, 1) && a.ids.contiguous() && a.ids.dim(0) == a.x.dim(0));
+}
+
 void check(const SignedRootGateArgs& a) {
   OFL_ASSERT(activation(a.key, 3) && activation(a.query, 3) && activation(a.out, 3) && activation(a.value, 2));
   OFL_ASSERT(same_shape(a.key, a.query) && same_shape(a.key, a.out) && shape_is(a.value, a.key.dim(0), a.key.dim(2)));

@@ -153,6 +153,10 @@ Cost cost(const MoeCombineArgs& a) {
   return elementwise({&a.parts, &a.weights, &a.present, &a.shared, &a.gate}, {&a.out}, 2 * a.parts.elements());
 }
 
+Cost cost(const ArgmaxArgs& a) {
+  return elementwise({&a.x}, {&a.ids}, a.x.elements());
+}
+
 Cost cost(const SignedRootGateArgs& a) {
   return elementwise({&a.key, &a.query, &a.value}, {&a.out}, 3 * a.key.elements());
 }

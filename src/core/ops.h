@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "core/arena.h"
+#include "core/product_math.h"
 #include "core/tensor.h"
 
 namespace offload {
@@ -58,9 +59,10 @@ struct GatherRowsArgs {
 
 // out[m][n] = rnd!(sum_k x[m][k] * w[n][k]); rounds to out's dtype, which is A or F32.
 // x [m, k], w [n, k] contiguous, out [m, n]. For m <= kCanonicalRowsMax the sum has the canonical order (see
-// canonical.h).
+// canonical.h). `math` says in which numbers (product_math.h).
 struct LinearArgs {
   Tensor x, w, out;
+  Math math = Math::native;
 };
 
 // out[r][g][j] = rnd!(x[r][g][j] * rsqrt(mean_j(x[r][g][:]^2) + eps) * weight'), weight' = 1 + w (one_plus) or w
@@ -256,6 +258,7 @@ struct ExpertRun {
 //   h = rnd!(swiglu(rnd(gate_up t)))  (A; see SwigluArgs),  out[out_rows[i]] = rnd!(down h)   (out's dtype: A or F32)
 // Runs with count <= kCanonicalRowsMax sum in the canonical order and evaluate SiLU canonically (canonical.h), so they
 // have the same bits on every backend and ISA level. Rows of out that no run names are left alone.
+// `math` says in which numbers the three products of a run compute (product_math.h); h is rounded to A between them.
 // x [tokens, hidden] A; rows, out_rows: host arrays; out [slots, hidden]; weights of dtype `weight_dtype`.
 struct SwigluExpertsArgs {
   Tensor x, out;
@@ -264,6 +267,7 @@ struct SwigluExpertsArgs {
   int64_t intermediate = 0;
   DType weight_dtype = DType::bf16;
   Rounding rounding = Rounding::fused;
+  Math math = Math::native;
 };
 
 // swiglu_experts with the routing and the experts' places in device memory, so that no host need know them. Slot s of
@@ -277,6 +281,7 @@ struct SwigluRoutedArgs {
   Tensor x, ids, slab, slots, out, present;
   int64_t intermediate = 0;
   Rounding rounding = Rounding::fused;
+  Math math = Math::native;
 };
 
 // routed[r][j] = sum over slots s = 0, 1, ... with present[r][s] of weights[r][s] * parts[r * K + s][j], in FP32;
@@ -297,6 +302,14 @@ struct MoeCombineArgs {
 struct SignedRootGateArgs {
   Tensor key, query, value, out;
   Rounding rounding = Rounding::fused;
+};
+
+// --- choice ---
+
+// ids[r] = the index of the largest x[r][j], the lowest of equal ones; -1 where that is not finite or x[r] holds a NaN.
+// x F32 [rows, n], ids I32 [rows].
+struct ArgmaxArgs {
+  Tensor x, ids;
 };
 
 // X-list of the ops: argument struct, name.
@@ -325,7 +338,8 @@ struct SignedRootGateArgs {
   X(SwigluExpertsArgs, swiglu_experts)    \
   X(SwigluRoutedArgs, swiglu_routed)      \
   X(MoeCombineArgs, moe_combine)          \
-  X(SignedRootGateArgs, signed_root_gate)
+  X(SignedRootGateArgs, signed_root_gate) \
+  X(ArgmaxArgs, argmax)
 
 // The contract functions, one overload per op: check() asserts the preconditions (a violation is a bug of the caller),
 // cost() gives bytes and flops, op_name() the label used in traces and benchmarks.
@@ -374,7 +388,7 @@ class Ops {
   void set_scratch(Tensor scratch) { scratch_ = scratch; }  // U8 [scratch_peak_bytes()], 64-byte aligned
   const Cost& total_cost() const { return cost_; }
   void reset_cost() { cost_ = {}; }
-  void add_cost(const Cost& cost) { cost_ += cost; }  // of ops that a device ran again by itself
+  void add_cost(const Cost& cost) { cost_ += cost; }                 // of ops that a device ran again by itself
   void set_observer(OpObserver* observer) { observer_ = observer; }  // null: none; outlives the ops it watches
   bool observed() const { return observer_ != nullptr; }
 

@@ -163,10 +163,9 @@ void Sampler::keep_min_p() {
 }
 
 std::span<const Sampler::Candidate> Sampler::distribution(std::span<const float> logits) {
-  if (options_.temperature == 0 && options_.repetition_penalty == 1) {
+  if (is_greedy()) {
     const std::optional<int32_t> id = largest_logit(logits);
-    if (id &&
-        (allowed_.empty() || (static_cast<size_t>(*id) < allowed_.size() && allowed_[static_cast<size_t>(*id)]))) {
+    if (id && may_draw(*id)) {
       candidates_.assign(1, {*id, 1.0});
       return candidates_;
     }

@@ -56,6 +56,12 @@ class Sampler {
   // NaN or +inf or no allowed id has a finite one.
   int32_t sample(std::span<const float> logits);
 
+  // Whether sample() draws the largest logit and nothing else.
+  bool is_greedy() const { return options_.temperature == 0 && options_.repetition_penalty == 1; }
+  bool may_draw(int32_t id) const {
+    return allowed_.empty() || (static_cast<size_t>(id) < allowed_.size() && allowed_[static_cast<size_t>(id)]);
+  }
+
   int64_t draws() const { return static_cast<int64_t>(draws_); }
 
  private:

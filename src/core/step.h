@@ -9,6 +9,7 @@
 #include <span>
 
 #include "core/arena.h"
+#include "core/arm.h"
 #include "core/backend.h"
 #include "core/collective.h"
 #include "core/experts.h"
@@ -17,11 +18,12 @@
 
 namespace offload {
 
-// How a step computes: the dtype of activations and where formulas round. F32 is the oracle; BF16 with
-// Rounding::reference rounds as the published implementations, with Rounding::fused once per fused chain.
+// How a step computes: the dtype of activations, where formulas round, and the rules of its arm. F32 is the oracle;
+// BF16 with Rounding::reference rounds as the published implementations, with Rounding::fused once per fused chain.
 struct Arithmetic {
   DType activations = DType::bf16;
   Rounding rounding = Rounding::fused;
+  MathRules rules = {};
 };
 
 // Is told what block-sparse attention selected: blocks I32 [rows, budget], counts I32 [rows], on the device.
@@ -44,26 +46,35 @@ struct Step {
   SelectionObserver* selections = nullptr;  // null: nobody asks; not called when planning
 
   // Filled by the model; what it hands to a layer's blocks is one chunk of the tokens.
-  Tensor rope{};         // F32 [rows, half, 2] at positions first, first + 1, ...
-  Tensor rope_blocks{};  // F32 [blocks completed in these rows, half, 2] at their first positions
+  Tensor rope{};            // F32 [rows, half, 2] at positions first, first + 1, ...
+  Tensor rope_blocks{};     // F32 [blocks completed in these rows, half, 2] at their first positions
   int64_t visits_left = 0;  // chunks of the tokens that go through the same layer next
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
   DType dtype() const { return arithmetic.activations; }
   Rounding rounding() const { return arithmetic.rounding; }
 
+  // Of a product of so many rows. A step of more rows than experts have a canonical order for is a prompt.
+  Math math(Site site, int64_t product_rows) const {
+    const Phase phase = rows() <= kCanonicalRowsMax ? Phase::decode : Phase::prefill;
+    return arithmetic.rules.math_of(site, phase, product_rows);
+  }
+
+  // y = x w^T.
+  void linear(const Tensor& x, const Tensor& w, const Tensor& y, Site site = Site::dense) const {
+    ops(LinearArgs{.x = x, .w = w, .out = y, .math = math(site, x.dim(0))});
+  }
   // y [rows, n] of dtype A in the step's arena. Its rows are aligned to 16 bytes, which matrix units ask for.
-  Tensor linear(const Tensor& x, const Tensor& w) const {
+  Tensor linear(const Tensor& x, const Tensor& w, Site site = Site::dense) const {
     constexpr int64_t kElements = 8;
     const int64_t n = w.dim(0);
-    const Tensor y =
-        arena.take(dtype(), {x.dim(0), (n + kElements - 1) / kElements * kElements}).narrow(1, 0, n);
-    ops(LinearArgs{x, w, y});
+    const Tensor y = arena.take(dtype(), {x.dim(0), (n + kElements - 1) / kElements * kElements}).narrow(1, 0, n);
+    linear(x, w, y, site);
     return y;
   }
   // y = x w^T summed over the ranks, each of which has a part of the columns: in FP32, rounded once.
   void linear_all_reduce(const Tensor& x, const Tensor& w, const Tensor& y) const {
-    all_reduce(y, [&](const Tensor& out) { ops(LinearArgs{x, w, out}); });
+    all_reduce(y, [&](const Tensor& out) { linear(x, w, out); });
   }
   // Has `compute` write this rank's part of y, and leaves in y the sum over the ranks. With several ranks the parts and
   // their sum are F32 and rounded to y's dtype at the end.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/op_parts.h"
+#include "core/sampler.h"
 #include "cpu/cpu_ops_rows.h"
 
 namespace offload::cpu {
@@ -270,6 +271,11 @@ void CpuOps::execute(const HyperReadArgs& a) {
   Arena arena = scratch_arena();
   const int64_t nested = nested_scratch_bytes(a, [this](const auto& part) { return scratch_bytes(part); });
   for_each_part(a, HyperReadScratch(arena, a, nested), [this](const auto& part) { execute(part); });
+}
+
+void CpuOps::execute(const ArgmaxArgs& a) {
+  for (int64_t r = 0; r < a.x.dim(0); ++r)
+    a.ids.as<int32_t>()[r] = largest_logit({a.x.row<float>(r), static_cast<size_t>(a.x.dim(1))}).value_or(-1);
 }
 
 }  // namespace offload::cpu

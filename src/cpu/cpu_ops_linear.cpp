@@ -3,12 +3,14 @@
 // Canonical: bound by the memory that streams the weights. A few rows of x are converted and permuted once; the team
 // splits the output rows. GEMM: x is packed once per block of rows into panels of F32, shared by the team; each thread
 // takes tiles of output columns, for which it converts one panel of weights at a time (half an L1 cache) and runs it
-// against all panels of x. Every output sums blocks of kGemmBlockK products in ascending order.
+// against all panels of x. Every output sums blocks of kGemmBlockK products in ascending order. In maths other than
+// native both operands are converted on their way into the panels (cpu_product_math.h).
 #include <utility>
 
 #include "core/canonical.h"
 #include "cpu/cpu_ops.h"
 #include "cpu/cpu_ops_rows.h"
+#include "cpu/cpu_product_math.h"
 
 namespace offload::cpu {
 namespace {
@@ -80,6 +82,10 @@ struct GemmScratch {
   float* packed = nullptr;  // rows x k, blocks of kGemmBlockK, each block panels of gemm_rows
   float* panels = nullptr;  // [threads][kGemmBlockK][gemm_columns]
   float* tiles = nullptr;   // [threads][tiles_per_item][rows rounded up][gemm_columns]
+  // Of maths other than native; taken whatever the math, so that a plan for one covers all.
+  int32_t* x_exponents = nullptr;  // [rows]
+  int32_t* w_exponents = nullptr;  // [threads][gemm_columns]
+  float* operands = nullptr;       // [threads][gemm_columns][kGemmBlockK]
   int64_t panel_floats = 0;
   int64_t tile_floats = 0;
   int64_t tiles_per_item = 0;
@@ -92,41 +98,64 @@ struct GemmScratch {
     packed = static_cast<float*>(arena.take(DType::f32, {round_up(rows, kernels.gemm_rows) * k}).data());
     panels = static_cast<float*>(arena.take(DType::f32, {threads * panel_floats}).data());
     tiles = static_cast<float*>(arena.take(DType::f32, {threads * tiles_per_item * tile_floats}).data());
+    x_exponents = static_cast<int32_t*>(arena.take(DType::i32, {rows}).data());
+    w_exponents = static_cast<int32_t*>(arena.take(DType::i32, {threads * kernels.gemm_columns}).data());
+    operands = static_cast<float*>(arena.take(DType::f32, {threads * panel_floats}).data());
   }
   float* tile(int thread, int64_t index) const { return tiles + (thread * tiles_per_item + index) * tile_floats; }
 };
 
-// Packs `rows` rows of x, row i at element row_at(i), into scratch.packed.
+// Packs `rows` rows of x, row i at element row_at(i), into scratch.packed, and notes their exponents.
 template <typename RowAt>
-void pack_rows(const CpuKernels& kernels, int threads, const Tensor& x, int64_t rows, int64_t k, const RowAt& row_at,
-               const GemmScratch& scratch) {
+void pack_rows(const CpuKernels& kernels, int threads, const ProductMath& math, const Tensor& x, int64_t rows,
+               int64_t k, const RowAt& row_at, const GemmScratch& scratch) {
   const int64_t height = kernels.gemm_rows, panels = (rows + height - 1) / height;
   for_each_item(threads, panels, rows * k >= 32768, [&](int64_t panel, int) {
     RowBuffer buffer;
     static_assert(kRowChunk >= kGemmBlockK);
+    if (!math.is_native())
+      for (int64_t row = panel * height; row < std::min(rows, (panel + 1) * height); ++row)
+        scratch.x_exponents[row] = math.exponent(element_at(x, row_at(row)), x.dtype(), k);
     for (int64_t begin = 0; begin < k; begin += kGemmBlockK) {
       const int64_t depth = std::min(kGemmBlockK, k - begin);
       float* to = scratch.packed + begin * panels * height + panel * height * depth;
       for (int64_t i = 0; i < height; ++i) {
         const int64_t row = panel * height + i;
-        if (row < rows)
+        if (row >= rows)
+          std::fill_n(buffer.f, depth, 0.0f);
+        else if (math.is_native())
           load_row(kernels, x, row_at(row) + begin, buffer, depth);
         else
-          std::fill_n(buffer.f, depth, 0.0f);
+          math.load(element_at(x, row_at(row)), x.dtype(), k, begin, depth, scratch.x_exponents[row], buffer);
         for (int64_t l = 0; l < depth; ++l) to[l * height + i] = buffer.f[l];
       }
     }
   });
 }
 
+// Up to gemm_columns columns of w in another math than native: elements [at, at + depth) of each into the panel.
+void pack_converted(const CpuKernels& kernels, const GemmScratch& scratch, int thread, const ProductMath& math,
+                    const Weights& w, int64_t begin, int64_t count, int64_t at, int64_t depth, float* panel_of_w) {
+  int32_t* exponents = scratch.w_exponents + thread * kernels.gemm_columns;
+  float* operands = scratch.operands + thread * scratch.panel_floats;
+  for (int64_t c = 0; c < count; ++c) {
+    const void* column = w.at(begin + c);
+    if (at == 0) exponents[c] = math.exponent(column, w.dtype, w.k);
+    math.load(column, w.dtype, w.k, at, depth, exponents[c], operands + c * depth);
+  }
+  kernels.pack_columns_f32(operands, depth, count, depth, panel_of_w);
+}
+
 // tile [rows rounded up][gemm_columns] = packed rows x columns [begin, begin + count) of w.
-void gemm_tile(const CpuKernels& kernels, const GemmScratch& scratch, int thread, int64_t rows, const Weights& w,
-               int64_t begin, int64_t count, float* tile) {
+void gemm_tile(const CpuKernels& kernels, const GemmScratch& scratch, int thread, const ProductMath& math, int64_t rows,
+               const Weights& w, int64_t begin, int64_t count, float* tile) {
   const int64_t height = kernels.gemm_rows, width = kernels.gemm_columns, panels = (rows + height - 1) / height;
   float* panel_of_w = scratch.panels + thread * scratch.panel_floats;
   for (int64_t at = 0; at < w.k; at += kGemmBlockK) {
     const int64_t depth = std::min(kGemmBlockK, w.k - at);
-    if (w.dtype == DType::bf16)
+    if (!math.is_native())
+      pack_converted(kernels, scratch, thread, math, w, begin, count, at, depth, panel_of_w);
+    else if (w.dtype == DType::bf16)
       kernels.pack_columns_bf16(static_cast<const uint16_t*>(w.at(begin, at)), w.k, count, depth, panel_of_w);
     else
       kernels.pack_columns_f32(static_cast<const float*>(w.at(begin, at)), w.k, count, depth, panel_of_w);
@@ -134,6 +163,9 @@ void gemm_tile(const CpuKernels& kernels, const GemmScratch& scratch, int thread
     for (int64_t panel = 0; panel < panels; ++panel)
       kernels.gemm(packed + panel * height * depth, panel_of_w, depth, tile + panel * height * width, width, at > 0);
   }
+  if (math.is_native()) return;
+  for (int64_t i = 0; i < rows; ++i)
+    math.finish(tile + i * width, count, scratch.x_exponents[i], scratch.w_exponents + thread * width);
 }
 
 }  // namespace
@@ -179,15 +211,16 @@ void CpuOps::execute(const LinearArgs& a) {
     });
     return;
   }
+  const ProductMath math(product_math(a.math, a.x.dtype(), w.dtype, rows));
   const int64_t block = block_rows(rows), width = kernels_.gemm_columns;
   for (int64_t first = 0; first < rows; first += block) {
     const int64_t m = std::min(block, rows - first);
     const auto row_at = [&](int64_t i) { return row_offset(a.x, first + i); };
-    pack_rows(kernels_, threads_, a.x, m, k, row_at, scratch.gemm);
+    pack_rows(kernels_, threads_, math, a.x, m, k, row_at, scratch.gemm);
     for_each_item(threads_, (w.columns + width - 1) / width, true, [&](int64_t item, int thread) {
       const int64_t begin = item * width, count = std::min(width, w.columns - begin);
       float* tile = scratch.gemm.tile(thread, 0);
-      gemm_tile(kernels_, scratch.gemm, thread, m, w, begin, count, tile);
+      gemm_tile(kernels_, scratch.gemm, thread, math, m, w, begin, count, tile);
       for (int64_t i = 0; i < m; ++i)
         store_row(kernels_, tile + i * width, a.out, row_offset(a.out, first + i) + begin, count);
     });
@@ -306,14 +339,15 @@ void run_gemm(const ExpertsCall& call, const ExpertRun& run, int64_t first, int6
   const ExpertsScratch& scratch = call.scratch;
   const CpuKernels& kernels = call.kernels;
   const int64_t hidden = call.hidden(), inter = call.inter(), width = kernels.gemm_columns;
+  const ProductMath math(product_math(a.math, a.x.dtype(), a.weight_dtype, run.count));
   pack_rows(
-      kernels, call.threads, a.x, rows, hidden, [&](int64_t i) { return call.x_at(first + i); }, scratch.gemm);
+      kernels, call.threads, math, a.x, rows, hidden, [&](int64_t i) { return call.x_at(first + i); }, scratch.gemm);
   for_each_item(call.threads, (inter + width - 1) / width, true, [&](int64_t item, int thread) {
     const int64_t begin = item * width, count = std::min(width, inter - begin);
     float* gate = scratch.gemm.tile(thread, 0);
     float* up = scratch.gemm.tile(thread, 1);
-    gemm_tile(kernels, scratch.gemm, thread, rows, call.gate_up(run), begin, count, gate);
-    gemm_tile(kernels, scratch.gemm, thread, rows, call.gate_up(run), inter + begin, count, up);
+    gemm_tile(kernels, scratch.gemm, thread, math, rows, call.gate_up(run), begin, count, gate);
+    gemm_tile(kernels, scratch.gemm, thread, math, rows, call.gate_up(run), inter + begin, count, up);
     call.swiglu(gate, up, rows * width);
     for (int64_t i = 0; i < rows; ++i)
       std::memcpy(scratch.h + i * inter + begin, gate + i * width, static_cast<size_t>(count) * sizeof(float));
@@ -321,11 +355,11 @@ void run_gemm(const ExpertsCall& call, const ExpertRun& run, int64_t first, int6
 
   const Tensor h(scratch.h, DType::f32, {rows, inter});
   pack_rows(
-      kernels, call.threads, h, rows, inter, [&](int64_t i) { return i * inter; }, scratch.gemm);
+      kernels, call.threads, math, h, rows, inter, [&](int64_t i) { return i * inter; }, scratch.gemm);
   for_each_item(call.threads, (hidden + width - 1) / width, true, [&](int64_t item, int thread) {
     const int64_t begin = item * width, count = std::min(width, hidden - begin);
     float* tile = scratch.gemm.tile(thread, 0);
-    gemm_tile(kernels, scratch.gemm, thread, rows, call.down(run), begin, count, tile);
+    gemm_tile(kernels, scratch.gemm, thread, math, rows, call.down(run), begin, count, tile);
     for (int64_t i = 0; i < rows; ++i)
       store_row(kernels, tile + i * width, a.out, call.out_at(first + i) + begin, count);
   });
@@ -407,7 +441,8 @@ void CpuOps::execute(const SwigluRoutedArgs& a) {
                             .out_rows = out_rows_,
                             .intermediate = a.intermediate,
                             .weight_dtype = a.slab.dtype(),
-                            .rounding = a.rounding});
+                            .rounding = a.rounding,
+                            .math = a.math});
 }
 
 }  // namespace offload::cpu

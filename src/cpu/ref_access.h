@@ -2,6 +2,7 @@
 #ifndef OFFLOAD_CPU_REF_ACCESS_H_
 #define OFFLOAD_CPU_REF_ACCESS_H_
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -65,6 +66,31 @@ inline double dot(const std::vector<double>& x, const std::vector<double>& y) {
   double sum = 0;
   for (size_t k = 0; k < x.size(); ++k) sum += x[k] * y[k];
   return sum;
+}
+
+inline double round_half(double value) {
+  return static_cast<double>(to_float(to_fp16(to_float_odd(value))));
+}
+
+// The exponent of a row that product_math.h's scaled_fp16 scales it by.
+inline int scale_exponent(const std::vector<double>& row) {
+  double largest = 0;
+  for (const double v : row) largest = std::max(largest, std::isnan(v) ? INFINITY : std::abs(v));
+  if (largest == 0) return 127;
+  if (std::isinf(largest)) return -114;
+  return std::min(14 - std::ilogb(largest), 127);
+}
+
+// sum_k x[k] w[k] as product_math.h says.
+inline double product(Math math, const std::vector<double>& x, const std::vector<double>& w) {
+  if (math == Math::native || math == Math::reordered) return dot(x, w);
+  const bool scales = math == Math::scaled_fp16;
+  const int x_exponent = scales ? scale_exponent(x) : 0, w_exponent = scales ? scale_exponent(w) : 0;
+  double sum = 0;
+  for (size_t k = 0; k < x.size(); ++k)
+    sum += round_half(std::ldexp(x[k], x_exponent)) * round_half(std::ldexp(w[k], w_exponent));
+  sum = std::ldexp(sum, -(x_exponent + w_exponent));
+  return math == Math::fp16_out ? round_half(sum) : sum;
 }
 
 inline double mean_square(const std::vector<double>& x) {

@@ -21,9 +21,10 @@ void RefOps::execute(const GatherRowsArgs& a) {
 }
 
 void RefOps::execute(const LinearArgs& a) {
+  const Math math = product_math(a.math, a.x.dtype(), a.w.dtype(), a.x.dim(0));
   for (int64_t n = 0; n < a.w.dim(0); ++n) {
     const std::vector<double> w = get_row(a.w, n);
-    for (int64_t m = 0; m < a.x.dim(0); ++m) set(a.out, dot(get_row(a.x, m), w), m, n);
+    for (int64_t m = 0; m < a.x.dim(0); ++m) set(a.out, product(math, get_row(a.x, m), w), m, n);
   }
 }
 
@@ -161,15 +162,17 @@ void RefOps::execute(const SwigluExpertsArgs& a) {
   for (const ExpertRun& run : a.runs) {
     const Tensor gate_up(const_cast<void*>(run.gate_up), a.weight_dtype, {2 * inter, hidden});
     const Tensor down(const_cast<void*>(run.down), a.weight_dtype, {hidden, inter});
+    const Math math = product_math(a.math, a.x.dtype(), a.weight_dtype, run.count);
     for (int64_t i = run.begin; i < run.begin + run.count; ++i) {
       const std::vector<double> t = get_row(a.x, a.rows[static_cast<size_t>(i)]);
       std::vector<double> h;
       for (int64_t j = 0; j < inter; ++j) {
-        const double gate = rnd(dot(t, get_row(gate_up, j)));
-        const double up = rnd(dot(t, get_row(gate_up, inter + j)));
+        const double gate = rnd(product(math, t, get_row(gate_up, j)));
+        const double up = rnd(product(math, t, get_row(gate_up, inter + j)));
         h.push_back(round_to(a.x.dtype(), rnd(silu(gate)) * up));
       }
-      for (int64_t j = 0; j < hidden; ++j) set(a.out, dot(h, get_row(down, j)), a.out_rows[static_cast<size_t>(i)], j);
+      for (int64_t j = 0; j < hidden; ++j)
+        set(a.out, product(math, h, get_row(down, j)), a.out_rows[static_cast<size_t>(i)], j);
     }
   }
 }
@@ -229,6 +232,19 @@ void RefOps::execute(const SignedRootGateArgs& a) {
       const double g = rnd(std::sqrt(std::max(std::abs(s), floor))) * sign;
       for (int64_t j = 0; j < n; ++j) set(a.out, rnd(sigmoid(g)) * get(a.value, r, j), r, c, j);
     }
+  }
+}
+
+void RefOps::execute(const ArgmaxArgs& a) {
+  for (int64_t r = 0; r < a.x.dim(0); ++r) {
+    const std::vector<double> x = get_row(a.x, r);
+    size_t best = 0;
+    bool has_nan = false;
+    for (size_t j = 0; j < x.size(); ++j) {
+      has_nan = has_nan || std::isnan(x[j]);
+      if (x[j] > x[best]) best = j;
+    }
+    a.ids.as<int32_t>()[r] = has_nan || !std::isfinite(x[best]) ? -1 : static_cast<int32_t>(best);
   }
 }
 

@@ -112,6 +112,11 @@ int64_t tiles_of(int64_t rows, int64_t tile_rows) {
   return (rows + tile_rows - 1) / tile_rows;
 }
 
+// Of runs of more than kCanonicalRowsMax rows.
+Math math_of(const SwigluExpertsArgs& a) {
+  return product_math(a.math, a.x.dtype(), a.weight_dtype, kCanonicalRowsMax + 1);
+}
+
 // What one batch of long runs needs on the device: room for any mix of runs of so many rows in all.
 struct GemmScratch {
   Tensor lists, h, x_exponents, h_exponents, gate_up_exponents, down_exponents;
@@ -120,7 +125,7 @@ struct GemmScratch {
     const GemmLists most{kGemmBatchRuns, rows, kGemmBatchRuns + rows / 64};
     lists = arena.take(DType::u8, {most.bytes()});
     h = arena.take(a.x.dtype(), {rows, a.intermediate});
-    if (kernel != GemmKernel::mma_scaled) return;
+    if (!needs_exponents(kernel, math_of(a))) return;
     x_exponents = arena.take(DType::i32, {rows});
     h_exponents = arena.take(DType::i32, {rows});
     gate_up_exponents = arena.take(DType::i32, {kGemmBatchRuns, 2 * a.intermediate});
@@ -135,6 +140,7 @@ GemmKernel kernel_of(const SwigluExpertsArgs& a, bool aligned, const DeviceCaps&
                     .x = a.x.dtype(),
                     .w = a.weight_dtype,
                     .out = a.out.dtype(),
+                    .math = math_of(a),
                     .aligned = aligned,
                     .grouped = true},
                    caps);
@@ -189,12 +195,13 @@ void run_grouped(const SwigluExpertsArgs& a, GemmKernel kernel, const GemmLists&
                 .k = hidden,
                 .out = scratch.h.data(),
                 .out_stride = inter,
-                .rounding = a.rounding};
-  const bool scaled = kernel == GemmKernel::mma_scaled;
+                .rounding = a.rounding,
+                .math = math_of(a)};
+  const bool scaled = needs_exponents(kernel, math_of(a));
   if (scaled) {
-    launch_row_exponents(p.x, p.x_stride, p.x_rows, lists.rows, p.k, scratch.x_exponents.as<int32_t>(), stream);
-    launch_run_exponents(p.runs, lists.runs, 2 * inter, hidden, scratch.gate_up_exponents.as<int32_t>(), 2 * inter,
-                         stream);
+    launch_row_exponents(p.x, p.x_stride, p.x_rows, lists.rows, p.k, p.math, scratch.x_exponents.as<int32_t>(), stream);
+    launch_run_exponents(p.runs, lists.runs, 2 * inter, hidden, p.math, scratch.gate_up_exponents.as<int32_t>(),
+                         2 * inter, stream);
   }
   launch_grouped(p, kernel, {a.x.dtype(), a.weight_dtype, a.x.dtype(), true}, lists.tiles, shape, stream);
 
@@ -208,8 +215,9 @@ void run_grouped(const SwigluExpertsArgs& a, GemmKernel kernel, const GemmLists&
   p.out_stride = a.out.stride(0);
   p.out_rows = lists.out_rows(block);
   if (scaled) {
-    launch_row_exponents(p.x, p.x_stride, nullptr, lists.rows, p.k, scratch.h_exponents.as<int32_t>(), stream);
-    launch_run_exponents(p.runs, lists.runs, hidden, inter, scratch.down_exponents.as<int32_t>(), hidden, stream);
+    launch_row_exponents(p.x, p.x_stride, nullptr, lists.rows, p.k, p.math, scratch.h_exponents.as<int32_t>(), stream);
+    launch_run_exponents(p.runs, lists.runs, hidden, inter, p.math, scratch.down_exponents.as<int32_t>(), hidden,
+                         stream);
   }
   launch_grouped(p, kernel, {a.x.dtype(), a.weight_dtype, a.out.dtype(), false}, lists.tiles, shape, stream);
 }

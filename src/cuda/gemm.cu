@@ -10,22 +10,22 @@ namespace {
 template <bool kSwiglu, typename TOut>
 void launch_mma(GroupedGemm p, GemmKernel kernel, int64_t tiles, const GemmTileShape& shape, cudaStream_t stream) {
   p.pairs_aligned = p.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(TOut)) == 0;
-  const auto go = [&](auto math, auto rows, auto columns) {
-    using Math = decltype(math);
+  const auto go = [&](auto units, auto rows, auto columns) {
+    using Units = decltype(units);
     constexpr int kRows = decltype(rows)::value, kColumns = decltype(columns)::value;
     const dim3 grid(blocks_for(p.n, gemm_tile_columns<kSwiglu, kColumns>()), static_cast<unsigned>(tiles));
-    launch(grouped_mma_kernel<Math, kRows, kColumns, kSwiglu, TOut>, grid, kGemmThreads,
-           gemm_shared_bytes<Math, kRows, kColumns>(), stream, p);
+    launch(grouped_mma_kernel<Units, kRows, kColumns, kSwiglu, TOut>, grid, kGemmThreads,
+           gemm_shared_bytes<Units, kRows, kColumns>(), stream, p);
   };
   constexpr std::integral_constant<int, 64> k64;
   constexpr std::integral_constant<int, 128> k128;
   if (kernel == GemmKernel::mma_bf16 && shape.columns == 256)
-    return go(Bf16Math{}, k128, std::integral_constant<int, 256>{});
-  const auto with_rows = [&](auto math) { shape.rows == 64 ? go(math, k64, k128) : go(math, k128, k128); };
+    return go(Bf16Units{}, k128, std::integral_constant<int, 256>{});
+  const auto with_rows = [&](auto units) { shape.rows == 64 ? go(units, k64, k128) : go(units, k128, k128); };
   if (kernel == GemmKernel::mma_bf16)
-    with_rows(Bf16Math{});
+    with_rows(Bf16Units{});
   else
-    with_rows(ScaledMath{});
+    with_rows(ScaledUnits{});
 }
 
 template <bool kSwiglu, typename TX, typename TOut>
@@ -43,17 +43,22 @@ __device__ inline uint32_t larger_magnitude(uint32_t most, uint4 bits) {
   return most;
 }
 
-// e of a row whose largest magnitude has the BF16 bits `most`: its exponent field is 127 for [1, 2).
-__device__ inline int32_t exponent_for(uint32_t most) {
-  return min(14 + 127 - static_cast<int32_t>(most >> 7), 127);
+__device__ inline bool is_plain(Math math) {
+  return math == Math::fp16 || math == Math::fp16_out;
 }
 
-// The exponent of one row, by one warp.
-__device__ inline int32_t row_exponent(const uint4* row, int64_t chunks) {
+// The exponent of one row of k elements, by one warp: half_exponent() of its largest magnitude; 0 for plain FP16.
+__device__ inline int32_t row_exponent(const bf16* row, int64_t k, Math math) {
+  if (is_plain(math)) return 0;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   uint32_t most = 0;
-  for (int64_t i = threadIdx.x % kWarp; i < chunks; i += kWarp) most = larger_magnitude(most, row[i]);
+  if (k % 8 == 0 && reinterpret_cast<uintptr_t>(row) % 16 == 0) {
+    for (int64_t i = lane; i < k / 8; i += kWarp) most = larger_magnitude(most, reinterpret_cast<const uint4*>(row)[i]);
+  } else {
+    for (int64_t i = lane; i < k; i += kWarp) most = max(most, row[i].bits & 0x7fffu);
+  }
   for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) most = max(most, __shfl_xor_sync(kAllLanes, most, lanes));
-  return exponent_for(most);
+  return half_exponent(most);
 }
 
 constexpr int kRowWarps = 4;  // of a block; a row each
@@ -64,32 +69,32 @@ __device__ inline int64_t row_of_warp() {
 
 // Bound by reading x.
 __global__ void row_exponents_kernel(const bf16* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k,
-                                     int32_t* exponents) {
+                                     Math math, int32_t* exponents) {
   const int64_t row = row_of_warp();
   if (row >= rows) return;
   const int64_t x_row = x_rows == nullptr ? row : x_rows[row];
-  const int32_t e = row_exponent(reinterpret_cast<const uint4*>(x + x_row * x_stride), k / 8);
+  const int32_t e = row_exponent(x + x_row * x_stride, k, math);
   if (threadIdx.x % kWarp == 0) exponents[row] = e;
 }
 
 // Grid (rows / kRowWarps, runs).
-__global__ void run_exponents_kernel(const GemmRun* runs, int64_t rows, int64_t k, int32_t* exponents,
+__global__ void run_exponents_kernel(const GemmRun* runs, int64_t rows, int64_t k, Math math, int32_t* exponents,
                                      int64_t exponents_stride) {
   const int64_t row = row_of_warp();
   if (row >= rows) return;
   if (runs[blockIdx.y].count == 0) return;
   const auto* w = static_cast<const bf16*>(runs[blockIdx.y].w);
-  const int32_t e = row_exponent(reinterpret_cast<const uint4*>(w + row * k), k / 8);
+  const int32_t e = row_exponent(w + row * k, k, math);
   if (threadIdx.x % kWarp == 0) exponents[blockIdx.y * exponents_stride + row] = e;
 }
 
 // Reads x twice, the second time out of the cache, and writes as much as it reads.
-__global__ void scale_rows_kernel(const bf16* x, int64_t x_stride, int64_t rows, int64_t k, int32_t* exponents,
-                                  uint4* out) {
+__global__ void scale_rows_kernel(const bf16* x, int64_t x_stride, int64_t rows, int64_t k, Math math,
+                                  int32_t* exponents, uint4* out) {
   const int64_t row = row_of_warp(), chunks = k / 8;
   if (row >= rows) return;
   const auto* from = reinterpret_cast<const uint4*>(x + row * x_stride);
-  const int32_t e = row_exponent(from, chunks);
+  const int32_t e = row_exponent(x + row * x_stride, k, math);
   const float scale = power_of_two(e);
   if (threadIdx.x % kWarp == 0) exponents[row] = e;
   for (int64_t i = threadIdx.x % kWarp; i < chunks; i += kWarp) out[row * chunks + i] = scaled_to_f16(from[i], scale);
@@ -97,12 +102,14 @@ __global__ void scale_rows_kernel(const bf16* x, int64_t x_stride, int64_t rows,
 
 template <typename TOut>
 __global__ void unscale_kernel(const float* sums, int64_t n, const int32_t* x_exponents, const int32_t* w_exponents,
-                               TOut* out, int64_t out_stride) {
+                               Math math, TOut* out, int64_t out_stride) {
+  const GroupedGemm as_asked{.math = math};
   const int64_t row = blockIdx.y;
   const int x_exponent = x_exponents[row];
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
        i += int64_t{gridDim.x} * blockDim.x)
-    store_float(out + row * out_stride + i, scalbnf(sums[row * n + i], -(x_exponent + w_exponents[i])));
+    store_float(out + row * out_stride + i,
+                as_asked.finished(scalbnf(sums[row * n + i], -(x_exponent + w_exponents[i]))));
 }
 
 }  // namespace
@@ -123,30 +130,30 @@ void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& ty
   });
 }
 
-void launch_row_exponents(const void* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k,
+void launch_row_exponents(const void* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k, Math math,
                           int32_t* exponents, cudaStream_t stream) {
   launch(row_exponents_kernel, blocks_for(rows, kRowWarps), kRowWarps * kWarp, 0, stream, static_cast<const bf16*>(x),
-         x_stride, x_rows, rows, k, exponents);
+         x_stride, x_rows, rows, k, math, exponents);
 }
 
-void launch_run_exponents(const GemmRun* runs, int64_t count, int64_t rows, int64_t k, int32_t* exponents,
+void launch_run_exponents(const GemmRun* runs, int64_t count, int64_t rows, int64_t k, Math math, int32_t* exponents,
                           int64_t exponents_stride, cudaStream_t stream) {
   launch(run_exponents_kernel, dim3(blocks_for(rows, kRowWarps), static_cast<unsigned>(count)), kRowWarps * kWarp, 0,
-         stream, runs, rows, k, exponents, exponents_stride);
+         stream, runs, rows, k, math, exponents, exponents_stride);
 }
 
-void launch_scale_rows(const void* x, int64_t x_stride, int64_t rows, int64_t k, int32_t* exponents, void* out,
-                       cudaStream_t stream) {
+void launch_scale_rows(const void* x, int64_t x_stride, int64_t rows, int64_t k, Math math, int32_t* exponents,
+                       void* out, cudaStream_t stream) {
   launch(scale_rows_kernel, blocks_for(rows, kRowWarps), kRowWarps * kWarp, 0, stream, static_cast<const bf16*>(x),
-         x_stride, rows, k, exponents, static_cast<uint4*>(out));
+         x_stride, rows, k, math, exponents, static_cast<uint4*>(out));
 }
 
 void launch_unscale(const float* sums, int64_t m, int64_t n, const int32_t* x_exponents, const int32_t* w_exponents,
-                    void* out, int64_t out_stride, DType dtype, cudaStream_t stream) {
+                    Math math, void* out, int64_t out_stride, DType dtype, cudaStream_t stream) {
   with_float_type(dtype, [&](auto type) {
     using TOut = decltype(type);
     launch(unscale_kernel<TOut>, dim3(blocks_for(n, 1024), static_cast<unsigned>(m)), 256, 0, stream, sums, n,
-           x_exponents, w_exponents, static_cast<TOut*>(out), out_stride);
+           x_exponents, w_exponents, math, static_cast<TOut*>(out), out_stride);
   });
 }
 

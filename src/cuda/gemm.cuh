@@ -20,7 +20,7 @@ namespace offload::cuda {
 // Rows [first, first + count) of the call's row lists, all for one weight matrix.
 struct GemmRun {
   const void* w = nullptr;               // [n or 2n, k] contiguous
-  const int32_t* w_exponents = nullptr;  // of mma_scaled: e of each row of w
+  const int32_t* w_exponents = nullptr;  // e of each row of w, where needs_exponents()
   int32_t first = 0;
   int32_t count = 0;
 };
@@ -35,7 +35,7 @@ struct GroupedGemm {
   const void* x = nullptr;
   int64_t x_stride = 0;                  // elements
   const int32_t* x_rows = nullptr;       // by list index; null: the list index itself
-  const int32_t* x_exponents = nullptr;  // of mma_scaled: e of each row, by list index
+  const int32_t* x_exponents = nullptr;  // e of each row, by list index, where needs_exponents()
   const GemmRun* runs = nullptr;
   const GemmTile* tiles = nullptr;
   const int32_t* tile_count = nullptr;  // in device memory; null: as many as the grid has
@@ -45,6 +45,14 @@ struct GroupedGemm {
   const int32_t* out_rows = nullptr;  // by list index; null: the list index itself
   bool pairs_aligned = false;         // two neighbouring outputs may be stored at once
   Rounding rounding = Rounding::fused;
+  Math math = Math::native;
+
+  // The sum as `math` has it before it is stored.
+  __device__ float finished(float sum) const {
+    return math == Math::fp16_out ? __half2float(__float2half_rn(sum)) : sum;
+  }
+  // Where step i of `steps` along k begins, in steps.
+  __device__ int step_at(int i, int steps) const { return math == Math::reordered ? steps - 1 - i : i; }
 
   __device__ bool has_tile(unsigned i) const { return tile_count == nullptr || static_cast<int32_t>(i) < *tile_count; }
   __device__ int64_t x_row(int64_t i) const { return x_rows == nullptr ? i : x_rows[i]; }
@@ -66,11 +74,11 @@ __device__ inline void store_pair(bf16* p, float first, float second) {
 
 // --- matrix units ---
 
-struct Bf16Math {
+struct Bf16Units {
   static constexpr bool kAsync = true;  // tiles are copied as they are
   __device__ static void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma_bf16_16816(d, a, b); }
 };
-struct ScaledMath {
+struct ScaledUnits {
   static constexpr bool kAsync = false;  // tiles pass through registers and are converted
   __device__ static void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma_f16_16816(d, a, b); }
 };
@@ -80,13 +88,13 @@ inline constexpr int kTileK = 64;
 inline constexpr int kChunk = 8;  // elements of 16 bytes
 inline constexpr int kChunks = kTileK / kChunk;
 
-template <typename Math>
+template <typename Units>
 constexpr int gemm_stages() {
-  return Math::kAsync ? 3 : 2;
+  return Units::kAsync ? 3 : 2;
 }
-template <typename Math, int kTileM, int kTileN>
+template <typename Units, int kTileM, int kTileN>
 constexpr int64_t gemm_shared_bytes() {
-  return int64_t{gemm_stages<Math>()} * (kTileM + kTileN) * kTileK * 2;
+  return int64_t{gemm_stages<Units>()} * (kTileM + kTileN) * kTileK * 2;
 }
 
 // Where chunk `chunk` of a tile's row lies: rows of 128 bytes, shuffled so that the eight rows of one ldmatrix and the
@@ -110,7 +118,7 @@ __device__ inline uint4 scaled_to_f16(uint4 bits, float scale) {
 }
 
 // One thread's share of a tile [kRows, kTileK]: chunk threadIdx % 8 of rows threadIdx / 8 + 32 i.
-template <typename Math, int kRows>
+template <typename Units, int kRows>
 struct TileLoader {
   static constexpr int kMine = kRows * kChunks / kGemmThreads;
   const bf16* source[kMine];  // null: zeros
@@ -144,7 +152,7 @@ struct TileLoader {
 };
 
 // d [rows of the warp / 16][columns of the warp / 8] += the products of one stage.
-template <typename Math, int kFragmentsM, int kFragmentsN>
+template <typename Units, int kFragmentsM, int kFragmentsN>
 __device__ inline void multiply_stage(float (&d)[kFragmentsM][kFragmentsN][4], const uint4* a_tile, const uint4* b_tile,
                                       int m0, int n0) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -160,7 +168,7 @@ __device__ inline void multiply_stage(float (&d)[kFragmentsM][kFragmentsN][4], c
 #pragma unroll
     for (int i = 0; i < kFragmentsM; ++i) {
 #pragma unroll
-      for (int j = 0; j < kFragmentsN; ++j) Math::mma(d[i][j], a[i], {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]});
+      for (int j = 0; j < kFragmentsN; ++j) Units::mma(d[i][j], a[i], {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]});
     }
   }
 }
@@ -185,11 +193,11 @@ constexpr int64_t gemm_tile_columns() {
 // Grid (columns / gemm_tile_columns, tiles), kGemmThreads threads. Bytes: the weights once (a second tile of rows reads
 // them from the L2 cache), x once per block of columns. Bound by the matrix units or, with tiles of 128 columns, by
 // what the L2 cache gives, once runs have some 100 rows.
-template <typename Math, int kTileM, int kTileN, bool kSwiglu, typename TOut>
-__global__ void __launch_bounds__(kGemmThreads, Math::kAsync&& kTileN == 128 ? 2 : 1)
+template <typename Units, int kTileM, int kTileN, bool kSwiglu, typename TOut>
+__global__ void __launch_bounds__(kGemmThreads, Units::kAsync&& kTileN == 128 ? 2 : 1)
     grouped_mma_kernel(const GroupedGemm p) {
   extern __shared__ uint4 shared[];
-  constexpr int kStages = gemm_stages<Math>(), kStageChunks = (kTileM + kTileN) * kChunks, kFragmentsM = kTileM / 32;
+  constexpr int kStages = gemm_stages<Units>(), kStageChunks = (kTileM + kTileN) * kChunks, kFragmentsM = kTileM / 32;
   constexpr int kWarpN = kTileN / 4, kFragmentsN = kWarpN / 8;
   if (!p.has_tile(blockIdx.y)) return;
   const GemmTile tile = p.tiles[blockIdx.y];
@@ -198,7 +206,7 @@ __global__ void __launch_bounds__(kGemmThreads, Math::kAsync&& kTileN == 128 ? 2
   const auto* x = static_cast<const bf16*>(p.x);
   const auto* w = static_cast<const bf16*>(run.w);
 
-  TileLoader<Math, kTileM> a;
+  TileLoader<Units, kTileM> a;
 #pragma unroll
   for (int i = 0; i < a.kMine; ++i) {
     const int row = tile.row + a.row(i);
@@ -206,14 +214,14 @@ __global__ void __launch_bounds__(kGemmThreads, Math::kAsync&& kTileN == 128 ? 2
     if (row >= run.count) continue;
     const int64_t x_row = p.x_row(run.first + row);
     a.source[i] = x + x_row * p.x_stride;
-    if constexpr (!Math::kAsync) a.scale[i] = power_of_two(p.x_exponents[run.first + row]);
+    if constexpr (!Units::kAsync) a.scale[i] = power_of_two(p.x_exponents[run.first + row]);
   }
-  TileLoader<Math, kTileN> b;
+  TileLoader<Units, kTileN> b;
 #pragma unroll
   for (int i = 0; i < b.kMine; ++i) {
     const int64_t row = weight_row<kSwiglu, kWarpN>(p, n0, b.row(i));
     b.source[i] = row < 0 ? nullptr : w + row * p.k;
-    if constexpr (!Math::kAsync) b.scale[i] = row < 0 ? 0.0f : power_of_two(run.w_exponents[row]);
+    if constexpr (!Units::kAsync) b.scale[i] = row < 0 ? 0.0f : power_of_two(run.w_exponents[row]);
   }
 
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -223,11 +231,12 @@ __global__ void __launch_bounds__(kGemmThreads, Math::kAsync&& kTileN == 128 ? 2
   const auto a_tile = [&](int stage) { return shared + stage * kStageChunks; };
   const auto b_tile = [&](int stage) { return shared + stage * kStageChunks + kTileM * kChunks; };
   const int steps = static_cast<int>((p.k + kTileK - 1) / kTileK);
-  if constexpr (Math::kAsync) {
+  if constexpr (Units::kAsync) {
     const auto copy = [&](int step) {
       if (step < steps) {
-        a.copy(a_tile(step % kStages), int64_t{step} * kTileK, p.k, p.x);
-        b.copy(b_tile(step % kStages), int64_t{step} * kTileK, p.k, p.x);
+        const int64_t k_begin = int64_t{p.step_at(step, steps)} * kTileK;
+        a.copy(a_tile(step % kStages), k_begin, p.k, p.x);
+        b.copy(b_tile(step % kStages), k_begin, p.k, p.x);
       }
       commit_async();
     };
@@ -236,20 +245,21 @@ __global__ void __launch_bounds__(kGemmThreads, Math::kAsync&& kTileN == 128 ? 2
       wait_async<kStages - 2>();
       __syncthreads();  // all have their part of this stage, and are done with the one before it
       copy(step + kStages - 1);
-      if (has_rows) multiply_stage<Math>(d, a_tile(step % kStages), b_tile(step % kStages), m0, warp_n * kWarpN);
+      if (has_rows) multiply_stage<Units>(d, a_tile(step % kStages), b_tile(step % kStages), m0, warp_n * kWarpN);
     }
   } else {
-    a.fetch(0, p.k);
-    b.fetch(0, p.k);
+    const auto fetch = [&](int step) {
+      const int64_t k_begin = int64_t{p.step_at(step, steps)} * kTileK;
+      a.fetch(k_begin, p.k);
+      b.fetch(k_begin, p.k);
+    };
+    fetch(0);
     for (int step = 0; step < steps; ++step) {
       a.put(a_tile(step % 2));
       b.put(b_tile(step % 2));
       __syncthreads();  // the stage is complete; the other one was read before the last barrier
-      if (step + 1 < steps) {
-        a.fetch(int64_t{step + 1} * kTileK, p.k);
-        b.fetch(int64_t{step + 1} * kTileK, p.k);
-      }
-      if (has_rows) multiply_stage<Math>(d, a_tile(step % 2), b_tile(step % 2), m0, warp_n * kWarpN);
+      if (step + 1 < steps) fetch(step + 1);
+      if (has_rows) multiply_stage<Units>(d, a_tile(step % 2), b_tile(step % 2), m0, warp_n * kWarpN);
     }
   }
 
@@ -261,13 +271,13 @@ __global__ void __launch_bounds__(kGemmThreads, Math::kAsync&& kTileN == 128 ? 2
       const int row = tile.row + m0 + i * 16 + half * 8 + lane / 4;
       if (row >= run.count) continue;
       TOut* out = static_cast<TOut*>(p.out) + p.out_row(run.first + row) * p.out_stride;
-      const int x_exponent = Math::kAsync ? 0 : p.x_exponents[run.first + row];
+      const int x_exponent = Units::kAsync ? 0 : p.x_exponents[run.first + row];
 #pragma unroll
       for (int j = 0; j < (kSwiglu ? kFragmentsN / 2 : kFragmentsN); ++j) {
         const int64_t column = n0 + warp_n * (kSwiglu ? kWarpN / 2 : kWarpN) + j * 8 + lane % 4 * 2;
         const auto sum = [&](int fragment, int e, int64_t w_row) {
           const float value = d[i][fragment][half * 2 + e];
-          return Math::kAsync ? value : scalbnf(value, -(x_exponent + run.w_exponents[w_row]));
+          return p.finished(Units::kAsync ? value : scalbnf(value, -(x_exponent + run.w_exponents[w_row])));
         };
         const auto output = [&](int e) {
           if constexpr (kSwiglu)
@@ -314,13 +324,23 @@ __global__ void __launch_bounds__(256) grouped_simt_kernel(const GroupedGemm p) 
   // Thread t sums rows 4 * (t / 16) .. + 3; columns 2 * (t % 16) .. + 1 and the same 32 further on, so that a thread
   // has gate and up of the same outputs.
   const int m0 = thread / 16 * 4, c0 = thread % 16 * 2;
+  const float x_scale =
+      has_x && p.x_exponents != nullptr ? power_of_two(p.x_exponents[run.first + tile.row + load_row]) : 1;
+  const int64_t w_row = load_row < kColumns ? column : p.n + column;
+  const float w_scale = has_w && run.w_exponents != nullptr ? power_of_two(run.w_exponents[w_row]) : 1;
+  const bool in_half = p.math != Math::native && p.math != Math::reordered;
+  const auto operand = [&](float value, float scale) {
+    return in_half ? __half2float(__float2half_rn(value * scale)) : value;
+  };
   float d[4][4] = {};
-  for (int64_t k0 = 0; k0 < p.k; k0 += kSimtDepth) {
+  const int steps = static_cast<int>((p.k + kSimtDepth - 1) / kSimtDepth);
+  for (int step = 0; step < steps; ++step) {
+    const int64_t k0 = int64_t{p.step_at(step, steps)} * kSimtDepth;
 #pragma unroll
     for (int l = 0; l < 4; ++l) {
       const int64_t at = k0 + load_k + l;
-      a[load_k + l][load_row] = has_x && at < p.k ? load_float(x + at) : 0.0f;
-      b[load_k + l][load_row] = has_w && at < p.k ? load_float(w + at) : 0.0f;
+      a[load_k + l][load_row] = has_x && at < p.k ? operand(load_float(x + at), x_scale) : 0.0f;
+      b[load_k + l][load_row] = has_w && at < p.k ? operand(load_float(w + at), w_scale) : 0.0f;
     }
     __syncthreads();
 #pragma unroll
@@ -341,14 +361,18 @@ __global__ void __launch_bounds__(256) grouped_simt_kernel(const GroupedGemm p) 
     const int row = tile.row + m0 + i;
     if (row >= run.count) continue;
     TOut* out = static_cast<TOut*>(p.out) + p.out_row(run.first + row) * p.out_stride + n0;
+    const auto sum = [&](int j, int64_t of_row) {
+      if (p.x_exponents == nullptr) return p.finished(d[i][j]);
+      return scalbnf(d[i][j], -(p.x_exponents[run.first + row] + run.w_exponents[of_row]));
+    };
 #pragma unroll
     for (int j = 0; j < (kSwiglu ? 2 : 4); ++j) {
       const int c = c0 + j % 2 + j / 2 * 32;
       if (n0 + c >= p.n) continue;
       if constexpr (kSwiglu)
-        store_float(out + c, swiglu_of<TX>(d[i][j], d[i][j + 2], p.rounding));
+        store_float(out + c, swiglu_of<TX>(sum(j, n0 + c), sum(j + 2, p.n + n0 + c), p.rounding));
       else
-        store_float(out + c, d[i][j]);
+        store_float(out + c, sum(j, n0 + c));
     }
   }
 }

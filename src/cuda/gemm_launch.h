@@ -19,20 +19,20 @@ struct GemmTypes {
 void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& types, int64_t tiles,
                     const GemmTileShape& shape, cudaStream_t stream);
 
-// exponents[i] = e such that the largest magnitude of row x_rows[i] (null: i) times 2^e lies in [2^14, 2^15), at most
-// 127: BF16 bits times 2^e are exact in FP16 over 29 binades below it. x [*, k] BF16, k a multiple of 8, rows aligned
-// to 16 bytes.
-void launch_row_exponents(const void* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k,
+// exponents[i] = half_exponent() of the largest magnitude of row x_rows[i] (null: i); 0 where `math` casts plainly. x
+// [*, k] BF16.
+void launch_row_exponents(const void* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k, Math math,
                           int32_t* exponents, cudaStream_t stream);
 // The same of all rows of the weights of `count` runs: [rows, k] each, into exponents[run * exponents_stride + row].
-void launch_run_exponents(const GemmRun* runs, int64_t count, int64_t rows, int64_t k, int32_t* exponents,
+void launch_run_exponents(const GemmRun* runs, int64_t count, int64_t rows, int64_t k, Math math, int32_t* exponents,
                           int64_t exponents_stride, cudaStream_t stream);
-// The same of x [rows, k], and out [rows, k] FP16 contiguous = x * 2^e.
-void launch_scale_rows(const void* x, int64_t x_stride, int64_t rows, int64_t k, int32_t* exponents, void* out,
-                       cudaStream_t stream);
-// out [m, n] of `dtype` = sums [m, n] F32 contiguous x 2^-(x_exponents[row] + w_exponents[column]), rounded once.
+// The same of x [rows, k], and out [rows, k] FP16 contiguous = x * 2^e. k a multiple of 8, rows aligned to 16 bytes.
+void launch_scale_rows(const void* x, int64_t x_stride, int64_t rows, int64_t k, Math math, int32_t* exponents,
+                       void* out, cudaStream_t stream);
+// out [m, n] of `dtype` = sums [m, n] F32 contiguous x 2^-(x_exponents[row] + w_exponents[column]), rounded as `math`
+// says and once to dtype.
 void launch_unscale(const float* sums, int64_t m, int64_t n, const int32_t* x_exponents, const int32_t* w_exponents,
-                    void* out, int64_t out_stride, DType dtype, cudaStream_t stream);
+                    Math math, void* out, int64_t out_stride, DType dtype, cudaStream_t stream);
 
 }  // namespace offload::cuda
 

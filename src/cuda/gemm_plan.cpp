@@ -26,8 +26,15 @@ GemmKernel plan_gemm(const GemmShape& shape, const DeviceCaps& caps) {
   if (shape.m <= kCanonicalRowsMax) return GemmKernel::canonical;
   const bool bf16 = shape.x == DType::bf16 && shape.w == DType::bf16;
   if (!bf16 || !shape.aligned) return GemmKernel::simt;
+  if (shape.math == Math::reordered) return caps.has_bf16_mma() ? GemmKernel::mma_bf16 : GemmKernel::mma_scaled;
+  if (shape.math != Math::native)
+    return shape.grouped || shape.m < kBlasScaledRowsMin ? GemmKernel::mma_scaled : GemmKernel::blas_scaled;
   if (caps.has_bf16_mma()) return shape.grouped ? GemmKernel::mma_bf16 : GemmKernel::blas_bf16;
   return shape.grouped || shape.m < kBlasScaledRowsMin ? GemmKernel::mma_scaled : GemmKernel::blas_scaled;
+}
+
+bool needs_exponents(GemmKernel kernel, Math math) {
+  return kernel == GemmKernel::mma_scaled || (kernel == GemmKernel::simt && math == Math::scaled_fp16);
 }
 
 GemmTileShape plan_tile(GemmKernel kernel, int64_t rows, const DeviceCaps& caps) {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "core/dtype.h"
+#include "core/product_math.h"
 #include "cuda/device.h"
 
 namespace offload::cuda {
@@ -23,6 +23,7 @@ std::string_view gemm_kernel_name(GemmKernel kernel);
 struct GemmShape {
   int64_t m = 0, n = 0, k = 0;
   DType x = DType::bf16, w = DType::bf16, out = DType::bf16;
+  Math math = Math::native;
   bool aligned = true;   // rows of x and w start at multiples of 16 bytes
   bool grouped = false;  // rows gathered for one of several weights
 };
@@ -31,6 +32,9 @@ struct GemmShape {
 inline constexpr int64_t kBlasScaledRowsMin = 128;
 
 GemmKernel plan_gemm(const GemmShape& shape, const DeviceCaps& caps);
+
+// Whether `kernel` wants an exponent for each row of x and of w.
+bool needs_exponents(GemmKernel kernel, Math math);
 
 // Rows and columns of w that one block of the own kernels takes.
 struct GemmTileShape {

@@ -118,6 +118,10 @@ void canonical_linear(const LinearArgs& a, cudaStream_t stream) {
   });
 }
 
+Math math_of(const LinearArgs& a) {
+  return product_math(a.math, a.x.dtype(), a.w.dtype(), a.x.dim(0));
+}
+
 GemmKernel kernel_of(const LinearArgs& a, const DeviceCaps& caps) {
   return plan_gemm({.m = a.x.dim(0),
                     .n = a.w.dim(0),
@@ -125,6 +129,7 @@ GemmKernel kernel_of(const LinearArgs& a, const DeviceCaps& caps) {
                     .x = a.x.dtype(),
                     .w = a.w.dtype(),
                     .out = a.out.dtype(),
+                    .math = math_of(a),
                     .aligned = rows_aligned(a.x) && rows_aligned(a.w)},
                    caps);
 }
@@ -142,7 +147,7 @@ struct TileScratch {
     count = (m + shape.rows - 1) / shape.rows;
     run = arena.take(DType::u8, {static_cast<int64_t>(sizeof(GemmRun))});
     tiles = arena.take(DType::u8, {count * static_cast<int64_t>(sizeof(GemmTile))});
-    if (kernel != GemmKernel::mma_scaled) return;
+    if (!needs_exponents(kernel, math_of(a))) return;
     x_exponents = arena.take(DType::i32, {m});
     w_exponents = arena.take(DType::i32, {a.w.dim(0)});
   }
@@ -158,9 +163,10 @@ __global__ void one_run_kernel(GemmRun run, GemmRun* out, GemmTile* tiles, int c
 void tiled_linear(const LinearArgs& a, GemmKernel kernel, const TileScratch& scratch, cudaStream_t stream) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   GemmRun run{.w = a.w.data(), .w_exponents = nullptr, .first = 0, .count = static_cast<int32_t>(m)};
-  if (kernel == GemmKernel::mma_scaled) {
-    launch_row_exponents(a.x.data(), a.x.stride(0), nullptr, m, k, scratch.x_exponents.as<int32_t>(), stream);
-    launch_row_exponents(a.w.data(), k, nullptr, n, k, scratch.w_exponents.as<int32_t>(), stream);
+  const Math math = math_of(a);
+  if (needs_exponents(kernel, math)) {
+    launch_row_exponents(a.x.data(), a.x.stride(0), nullptr, m, k, math, scratch.x_exponents.as<int32_t>(), stream);
+    launch_row_exponents(a.w.data(), k, nullptr, n, k, math, scratch.w_exponents.as<int32_t>(), stream);
     run.w_exponents = scratch.w_exponents.as<int32_t>();
   }
   auto* runs = data_of<GemmRun>(scratch.run);
@@ -175,7 +181,8 @@ void tiled_linear(const LinearArgs& a, GemmKernel kernel, const TileScratch& scr
                       .n = n,
                       .k = k,
                       .out = a.out.data(),
-                      .out_stride = a.out.stride(0)};
+                      .out_stride = a.out.stride(0),
+                      .math = math};
   launch_grouped(p, kernel, {a.x.dtype(), a.w.dtype(), a.out.dtype()}, scratch.count, scratch.shape, stream);
 }
 
@@ -219,15 +226,15 @@ void blas_scaled_linear(const LinearArgs& a, cublasHandle_t blas, const BlasScal
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   auto* x_exponents = scratch.x_exponents.as<int32_t>();
   auto* w_exponents = scratch.w_exponents.as<int32_t>();
-  launch_scale_rows(a.w.data(), k, n, k, w_exponents, scratch.w.data(), stream);
+  launch_scale_rows(a.w.data(), k, n, k, a.math, w_exponents, scratch.w.data(), stream);
   for (int64_t first = 0; first < m; first += scratch.rows) {
     const int64_t rows = std::min(scratch.rows, m - first);
     const Tensor x = a.x.narrow(0, first, rows), out = a.out.narrow(0, first, rows);
-    launch_scale_rows(x.data(), x.stride(0), rows, k, x_exponents, scratch.x.data(), stream);
+    launch_scale_rows(x.data(), x.stride(0), rows, k, a.math, x_exponents, scratch.x.data(), stream);
     blas_product(blas, rows, n, k, CUDA_R_16F, scratch.x.data(), k, scratch.w.data(), scratch.sums.data(), n,
                  CUDA_R_32F);
-    launch_unscale(data_of<const float>(scratch.sums), rows, n, x_exponents, w_exponents, out.data(), out.stride(0),
-                   out.dtype(), stream);
+    launch_unscale(data_of<const float>(scratch.sums), rows, n, x_exponents, w_exponents, a.math, out.data(),
+                   out.stride(0), out.dtype(), stream);
   }
 }
 

@@ -215,6 +215,11 @@ bool is_aligned(const SwigluRoutedArgs& a) {
          a.slab.stride(0) * dtype_bytes(a.slab.dtype()) % 16 == 0;
 }
 
+// Of runs of more than kCanonicalRowsMax rows.
+Math math_of(const SwigluRoutedArgs& a) {
+  return product_math(a.math, a.x.dtype(), a.slab.dtype(), kCanonicalRowsMax + 1);
+}
+
 GemmKernel kernel_of(const SwigluRoutedArgs& a, const DeviceCaps& caps) {
   return plan_gemm({.m = kCanonicalRowsMax + 1,
                     .n = a.intermediate,
@@ -222,6 +227,7 @@ GemmKernel kernel_of(const SwigluRoutedArgs& a, const DeviceCaps& caps) {
                     .x = a.x.dtype(),
                     .w = a.slab.dtype(),
                     .out = a.out.dtype(),
+                    .math = math_of(a),
                     .aligned = is_aligned(a),
                     .grouped = true},
                    caps);
@@ -245,7 +251,7 @@ struct RoutedScratch {
     tiles_most = slots / shape.rows + std::min(experts, slots);
     lists = arena.take(DType::u8, {list_bytes(slots, experts)});
     sorted_h = arena.take(a.x.dtype(), {slots, inter});
-    if (kernel != GemmKernel::mma_scaled) return;
+    if (!needs_exponents(kernel, math_of(a))) return;
     x_exponents = arena.take(DType::i32, {slots});
     h_exponents = arena.take(DType::i32, {slots});
     gate_up_exponents = arena.take(DType::i32, {experts, 2 * inter});
@@ -281,7 +287,7 @@ struct RoutedScratch {
 
 void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const SortedRuns& sorted, cudaStream_t stream) {
   const int64_t slots = a.ids.elements(), experts = a.slots.dim(0), hidden = a.x.dim(1), inter = a.intermediate;
-  const bool scaled = scratch.kernel == GemmKernel::mma_scaled;
+  const bool scaled = needs_exponents(scratch.kernel, math_of(a));
   GroupedGemm p{.x = a.x.data(),
                 .x_stride = a.x.stride(0),
                 .x_rows = sorted.x_rows,
@@ -293,10 +299,11 @@ void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const Sor
                 .k = hidden,
                 .out = scratch.sorted_h.data(),
                 .out_stride = inter,
-                .rounding = a.rounding};
+                .rounding = a.rounding,
+                .math = math_of(a)};
   if (scaled) {
-    launch_row_exponents(p.x, p.x_stride, p.x_rows, slots, p.k, scratch.x_exponents.as<int32_t>(), stream);
-    launch_run_exponents(p.runs, experts, 2 * inter, hidden, scratch.gate_up_exponents.as<int32_t>(), 2 * inter,
+    launch_row_exponents(p.x, p.x_stride, p.x_rows, slots, p.k, p.math, scratch.x_exponents.as<int32_t>(), stream);
+    launch_run_exponents(p.runs, experts, 2 * inter, hidden, p.math, scratch.gate_up_exponents.as<int32_t>(), 2 * inter,
                          stream);
   }
   launch_grouped(p, scratch.kernel, {a.x.dtype(), a.slab.dtype(), a.x.dtype(), true}, scratch.tiles_most, scratch.shape,
@@ -312,8 +319,8 @@ void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const Sor
   p.out_stride = a.out.stride(0);
   p.out_rows = sorted.out_rows;
   if (scaled) {
-    launch_row_exponents(p.x, p.x_stride, nullptr, slots, p.k, scratch.h_exponents.as<int32_t>(), stream);
-    launch_run_exponents(p.runs, experts, hidden, inter, scratch.down_exponents.as<int32_t>(), hidden, stream);
+    launch_row_exponents(p.x, p.x_stride, nullptr, slots, p.k, p.math, scratch.h_exponents.as<int32_t>(), stream);
+    launch_run_exponents(p.runs, experts, hidden, inter, p.math, scratch.down_exponents.as<int32_t>(), hidden, stream);
   }
   launch_grouped(p, scratch.kernel, {a.x.dtype(), a.slab.dtype(), a.out.dtype(), false}, scratch.tiles_most,
                  scratch.shape, stream);

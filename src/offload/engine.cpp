@@ -271,9 +271,21 @@ void Engine::feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows
       ranks_[r]->forward(sequence.ranks_[r], tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(size)),
                          phase, rank == 0 ? tap : Model::LayerTap{});
     });
+    last_row_ = size - 1;
     if (rows == LogitRows::all) emit_logits(0, size, begin, sink);
     if (rows == LogitRows::last && begin + size == count) emit_logits(size - 1, size, begin, sink);
   }
+}
+
+std::optional<int32_t> Engine::largest_logit() {
+  if (world() > 1) return {};
+  int32_t id = -1;
+  run_ranks([&](int) { id = ranks_.front()->largest_logit(last_row_); });
+  return id < 0 ? std::optional<int32_t>() : id;
+}
+
+void Engine::last_logits(const LogitSink& sink) {
+  emit_logits(last_row_, last_row_ + 1, -last_row_, sink);
 }
 
 // Of rows [begin, end) of the last forward pass, in tiles that lie in one chunk.

@@ -134,6 +134,12 @@ class Engine {
   void feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
             const Model::LayerTap& tap = {});
 
+  // After a feed, of its last row: the id of the largest logit, ties to the lower, without the logits going to the
+  // host; nothing where that is not finite or one is NaN, and with several ranks. REQUIRES: the sequence fed lives.
+  std::optional<int32_t> largest_logit();
+  // The logits of that row. row: 0.
+  void last_logits(const LogitSink& sink);
+
  private:
   void open(const EngineOptions& options);
   void plan(const EngineOptions& options, const Devices& devices);
@@ -158,6 +164,7 @@ class Engine {
   std::vector<std::unique_ptr<RankTrace>> traces_;  // by rank; empty: nothing is recorded
   std::vector<std::unique_ptr<RankContext>> ranks_;
   std::unique_ptr<RankTeam> team_;
+  int64_t last_row_ = 0;  // of the last forward pass
   Buffer logits_memory_;
   std::span<float> logits_;  // [kLogitTile, vocab] on the host
 };

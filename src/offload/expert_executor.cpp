@@ -7,16 +7,13 @@
 namespace offload {
 namespace {
 
-// Experts of a prompt that are computed in one call once the copies of all have come.
-constexpr int64_t kCopiedTogether = 8;
-
 uint64_t mixed_in(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 0x100000001B3u + (hash >> 47);
 }
 
-// Whether two neighbouring runs go to the ops in one call: neither waits for a copy of its own, or both do.
+// Neither waits for a copy of its own: they go to the ops in one call.
 bool goes_with(const PlannedRun& a, const PlannedRun& b) {
-  return a.where == b.where && a.copy_first == b.copy_first;
+  return a.where == b.where && !a.copy_first && !b.copy_first;
 }
 
 }  // namespace
@@ -141,7 +138,8 @@ SwigluExpertsArgs ExpertExecutor::args_of(const RoutedExperts& step, std::span<c
           .out_rows = out_rows_,
           .intermediate = residency_.local_shape().intermediate,
           .weight_dtype = residency_.local_shape().dtype,
-          .rounding = step.rounding};
+          .rounding = step.rounding,
+          .math = step.math};
 }
 
 void ExpertExecutor::compute(const RoutedExperts& step, std::span<const ExpertRun> runs) {
@@ -242,10 +240,8 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
     issue_copies(i);
     runs_.clear();
     const int64_t begin = i;
-    // In decode a run starts as its copy is there. A prompt's rows keep the device busy until some have come.
-    const int64_t most = !run_at(begin).copy_first ? count : phase_ == Phase::prefill ? kCopiedTogether : 1;
     do add_run(layer, run_at(i++));
-    while (i < std::min(begin + most, copies_issued_to) && goes_with(run_at(begin), run_at(i)));
+    while (i < count && goes_with(run_at(begin), run_at(i)));
     compute(step, runs_);
     for (int64_t r = begin; r < i && !policy_->is_complete(); ++r)
       if (run_at(r).where == RunWhere::slab) backend_.compute_lane().record(read_event(run_at(r).slot));

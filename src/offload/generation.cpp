@@ -87,7 +87,7 @@ class Decoder {
     if (limit() == 0) return FinishReason::length;
     const Stopwatch watch;
     while (true) {
-      const int32_t id = sampler_.sample(last_logits_);
+      const int32_t id = next_id();
       result_.decode_s = watch.seconds();
       result_.tokens.push_back(id);
       if (callbacks_.on_token) callbacks_.on_token(id);
@@ -100,6 +100,17 @@ class Decoder {
       sampler_.observe({&id, 1});
     }
   }
+
+  // A greedy choice needs no logits on the host, unless it is not allowed.
+  int32_t next_id() {
+    if (!chooses_on_device()) return sampler_.sample(last_logits_);
+    const std::optional<int32_t> largest = session_.engine().largest_logit();
+    if (largest && sampler_.may_draw(*largest)) return *largest;
+    session_.engine().last_logits(
+        [&](int64_t, std::span<const float> logits) { last_logits_.assign(logits.begin(), logits.end()); });
+    return sampler_.sample(last_logits_);
+  }
+  bool chooses_on_device() const { return sampler_.is_greedy() && !callbacks_.on_logits; }
 
   // False when interrupted.
   bool prefill(std::span<const int32_t> prompt) {
@@ -118,7 +129,9 @@ class Decoder {
   }
 
   void feed(std::span<const int32_t> tokens, const std::function<bool()>& should_stop) {
-    const auto rows = callbacks_.on_logits ? Engine::LogitRows::all : Engine::LogitRows::last;
+    const auto rows = callbacks_.on_logits  ? Engine::LogitRows::all
+                      : chooses_on_device() ? Engine::LogitRows::none
+                                            : Engine::LogitRows::last;
     const auto last = static_cast<int64_t>(tokens.size()) - 1;
     session_.feed(
         tokens, rows,

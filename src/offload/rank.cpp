@@ -82,9 +82,9 @@ Step RankContext::step_of(SequenceState& sequence, std::span<const int32_t> toke
           .selections = selections_ ? &*selections_ : nullptr};
 }
 
-// Runs the forward pass in planning mode for the step sizes whose needs differ: each canonical row count, the chunk and
-// the group, at the end of the context where selection sees the most blocks. Returns the arena's peak without the
-// group.
+// Runs the forward pass in planning mode for the step sizes whose needs differ: each canonical row count, the most rows
+// that the arm's rules treat alike, the chunk and the group, at the end of the context where selection sees the most
+// blocks. Returns the arena's peak without the group.
 int64_t RankContext::plan_steps(Model& model, const StateLayout& layout, Arena& arena) {
   backend_.ops().set_planning(true);
   SequenceState sequence(layout);
@@ -93,8 +93,10 @@ int64_t RankContext::plan_steps(Model& model, const StateLayout& layout, Arena& 
   const auto plan = [&](int64_t rows) {
     plan_step(model, sequence, arena, std::span(tokens).first(static_cast<size_t>(rows)));
   };
-  for (int64_t rows = 1; rows <= chunk; rows = rows <= kCanonicalRowsMax ? rows + 1 : std::max(chunk, rows + 1))
-    plan(rows);
+  for (int64_t rows = 1; rows <= std::min(chunk, kCanonicalRowsMax + 1); ++rows) plan(rows);
+  for (const MathRule& rule : options_.arithmetic.rules.rules())
+    if (rule.rows_min - 1 > kCanonicalRowsMax && rule.rows_min - 1 < chunk) plan(rule.rows_min - 1);
+  if (chunk > kCanonicalRowsMax + 1) plan(chunk);
   const int64_t chunk_bytes = arena.peak_bytes();
   if (options_.group > chunk) plan(options_.group);
   backend_.ops().set_planning(false);
@@ -108,9 +110,9 @@ void RankContext::plan_step(Model& model, SequenceState& sequence, Arena& arena,
   const Tensor stacks = model.forward(step, options_.chunk);
   const Tensor hidden = arena.take(step.dtype(), {rows, spec_.hidden});
   model.read_out(step, stacks.narrow(0, 0, rows), hidden);
-  step.ops(LinearArgs{.x = hidden.narrow(0, 0, tile),
-                      .w = model.lm_head(),
-                      .out = arena.take(DType::f32, {tile, model.vocab().count})});
+  const Tensor logits = arena.take(DType::f32, {tile, model.vocab().count});
+  step.linear(hidden.narrow(0, 0, tile), model.lm_head(), logits);
+  step.ops(ArgmaxArgs{.x = logits.narrow(0, 0, 1), .ids = arena.take(DType::i32, {1})});
 }
 
 void RankContext::forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase,
@@ -148,7 +150,8 @@ void RankContext::drain_lanes() noexcept {
   }
 }
 
-void RankContext::logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out) {
+// F32 [count, vocab().count] in the arena.
+Tensor RankContext::logit_tile(int64_t begin, int64_t count) {
   OFL_ASSERT(count <= kLogitTile);
   const int64_t chunk = options_.chunk, first = begin / chunk * chunk;
   OFL_ASSERT(begin + count <= first + chunk);
@@ -157,10 +160,26 @@ void RankContext::logits(int64_t begin, int64_t count, int64_t stride, std::span
     model_->read_out(*step_, stacks_.narrow(0, first, rows), hidden_.narrow(0, 0, rows));
     hidden_first_ = first;
   }
+  const Tensor tile = arena_.take(DType::f32, {count, model_->vocab().count});
+  step_->linear(hidden_.narrow(0, begin - first, count), model_->lm_head(), tile);
+  return tile;
+}
+
+int32_t RankContext::largest_logit(int64_t row) {
+  OFL_ASSERT(options_.slice.world == 1);
+  const ArenaScope scope(arena_);
+  const Tensor tile = logit_tile(row, 1), id = arena_.take(DType::i32, {1});
+  backend_.ops()(ArgmaxArgs{.x = tile, .ids = id});
+  int32_t largest = -1;
+  const HostSpan wait(options_.trace, "wait_logits", {.rows = 1});
+  backend_.download(id, std::as_writable_bytes(std::span(&largest, 1)));
+  return largest;
+}
+
+void RankContext::logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out) {
   const ArenaScope scope(arena_);
   const Range mine = model_->vocab();
-  const Tensor tile = arena_.take(DType::f32, {count, mine.count});
-  backend_.ops()(LinearArgs{.x = hidden_.narrow(0, begin - first, count), .w = model_->lm_head(), .out = tile});
+  const Tensor tile = logit_tile(begin, count);
   if (stride == mine.count) {  // all of the vocabulary: no need to gather
     const HostSpan wait(options_.trace, "wait_logits", {.rows = static_cast<int32_t>(count)});
     backend_.download(tile, std::as_writable_bytes(out.first(static_cast<size_t>(tile.elements()))));

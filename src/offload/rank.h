@@ -79,6 +79,9 @@ class RankContext {
   // For rows [begin, begin + count) of the last forward: out[r * stride + v] for v in vocab(). REQUIRES: count <=
   // kLogitTile, rows of one chunk.
   void logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out);
+  // The id of row `row`'s largest logit, found on the device; -1 where it is not finite or one is NaN. REQUIRES: one
+  // rank.
+  int32_t largest_logit(int64_t row);
   Range vocab() const { return model_->vocab(); }
 
   void record_routing(RoutingRecorder* recorder) { executor_.set_recorder(recorder); }
@@ -88,6 +91,7 @@ class RankContext {
 
  private:
   Step step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first);
+  Tensor logit_tile(int64_t begin, int64_t count);
   int64_t plan_steps(Model& model, const StateLayout& layout, Arena& arena);
   void plan_step(Model& model, SequenceState& sequence, Arena& arena, std::span<const int32_t> tokens);
 

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-namespace offload {
+#include "core/phase.h"
 
-enum class Phase : uint8_t { prefill, decode };
+namespace offload {
 
 struct RoutingShape {
   int64_t layers = 0;  // layers with routed experts

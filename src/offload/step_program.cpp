@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/model.h"
+#include "core/op_parts.h"
 
 namespace offload {
 namespace {
@@ -41,6 +42,11 @@ class NotingOps final : public Ops {
   OFL_FOR_EACH_OP(OFL_NOTE_OP)
 #undef OFL_NOTE_OP
 
+  // As its parts: what they cost is known by their shapes.
+  void note(const HyperReadArgs& args) {
+    Arena none;
+    for_each_part(args, HyperReadScratch(none, args, 0), [this](const auto& part) { note(part); });
+  }
   template <typename Args>
   void note(const Args& args) {
     if constexpr (std::is_same_v<Args, StreamWriteArgs>) {

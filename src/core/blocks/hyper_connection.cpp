@@ -40,12 +40,12 @@ void HyperConnection::read(const Step& step, const Tensor& stack, const Tensor& 
                        .eps = eps_,
                        .weight = NormWeight::one_plus,
                        .rounding = step.rounding()});
-  const Tensor down = step.linear(normed, down_);
+  const Tensor down = step.linear(normed, down_, Site::hyper_connection);
   step.ops(ScaledSiluArgs{
       .x = down, .out = down, .scale = 1.0f / static_cast<float>(streams_), .rounding = step.rounding()});
-  const Tensor gate = step.linear(down, up_);
+  const Tensor gate = step.linear(down, up_, Site::hyper_connection);
   step.ops(StreamMixArgs{.x = normed, .u = gate, .out = x, .streams = streams_, .rounding = step.rounding()});
-  if (inject) step.ops(LinearArgs{.x = normed, .w = inject_, .out = inject});
+  if (inject) step.linear(normed, inject_, inject, Site::hyper_connection);
 }
 
 void HyperConnection::write(const Step& step, const Tensor& stack, const Tensor& y, const Tensor& inject) const {

@@ -29,7 +29,8 @@ void Moe::forward(const Step& step, const Tensor& x, const Tensor& y) const {
 
   const Tensor parts = step.arena.take(step.experts.parts_dtype(step.dtype()), {rows * k, hidden});
   const Tensor present = step.arena.take(DType::u8, {rows, k});
-  step.experts.run(RoutedExperts{expert_layer_, x, ids, parts, present, step.rounding(), step.visits_left});
+  step.experts.run(RoutedExperts{expert_layer_, x, ids, parts, present, step.rounding(), step.visits_left,
+                                 step.math(Site::experts, rows)});
 
   const Tensor activated = step.arena.take(step.dtype(), {rows, shared_width_});
   step.ops(SwigluArgs{projected.narrow(1, spec_.experts, 2 * shared_width_), activated, step.rounding()});
