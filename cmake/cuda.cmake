@@ -54,6 +54,10 @@ set(CMAKE_CUDA_ARCHITECTURES ${architectures})
 message(STATUS "CUDA backend for ${architectures}")
 
 set(CMAKE_CUDA_COMPILER ${OFFLOAD_NVCC})
+set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O2 -DNDEBUG")
+if(OFFLOAD_CUDA_FLAGS)
+  set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O0 -DNDEBUG")
+endif()
 # CMake 3.25 does not know which flag makes nvcc take C++20.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
 set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
