@@ -5,9 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "child_process.h"
-#include "core/json.h"
 #include "offload/routing_trace.h"
+#include "tool_run.h"
 #include "trace_checks.h"
 
 using namespace offload;
@@ -25,18 +24,11 @@ Run run(const Arguments& arguments) {
 }
 
 Json run_json(const Arguments& arguments) {
-  const Run result = run(arguments);
-  INFO(result.err);
-  REQUIRE(result.exit_code == 0);
-  return parse_json(result.out, "standard output");
+  return json_of(run(arguments));
 }
 
 void refuses(const Arguments& arguments, std::string_view part, int exit_code = 2) {
-  const Run result = run(arguments);
-  CAPTURE(result.err);
-  CHECK(result.exit_code == exit_code);
-  CHECK(result.out.empty());
-  CHECK(result.err.find(part) != std::string::npos);
+  check_refused(run(arguments), part, exit_code);
 }
 
 class ReportFile {

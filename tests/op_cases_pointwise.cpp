@@ -160,6 +160,7 @@ void append_argmax(std::vector<OpCase>& cases) {
       if (!row(3).empty()) row(3).back() = INFINITY;
       if (!row(4).empty()) std::fill(row(4).begin(), row(4).end(), -INFINITY);
       if (!row(5).empty()) row(5)[count / 2] = -INFINITY;
+      if (!row(6).empty()) row(6)[count / 3] = NAN;
     };
   };
   for (const int64_t rows : {0, 1, 7})

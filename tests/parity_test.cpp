@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "child_process.h"
 #include "core/tokenizer.h"
 #include "golden.h"
 #include "stored_model.h"
+#include "tool_run.h"
 
 using namespace offload;
 namespace fs = std::filesystem;
@@ -30,18 +30,11 @@ Run run(Arguments arguments, const std::string& program = kParity) {
 
 Json run_json(Arguments arguments, const std::string& program = kParity) {
   arguments.push_back("--json");
-  const Run result = run(arguments, program);
-  INFO(result.err);
-  REQUIRE(result.exit_code == 0);
-  return parse_json(result.out, "standard output");
+  return json_of(run(arguments, program));
 }
 
 void refuses(const Arguments& arguments, std::string_view part, int exit_code = 2) {
-  const Run result = run(arguments);
-  CAPTURE(result.err);
-  CHECK(result.exit_code == exit_code);
-  CHECK(result.out.empty());
-  CHECK(result.err.find(part) != std::string::npos);
+  check_refused(run(arguments), part, exit_code);
 }
 
 const Json& arm_of(const Json& report, std::string_view name) {

@@ -60,6 +60,7 @@ if wants sanitize; then
   check racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$build/tests/cuda_ops_test"
 fi
 if wants parity; then
+  rm -rf "$build/demo-qwen4-exp-stressed"
   check twin "$build/tools/offload-stress" --out "$build/demo-qwen4-exp-stressed"
   for plan in native 75; do
     flags=(--device cuda --oracle --evidence "$out/evidence")

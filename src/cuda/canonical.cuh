@@ -173,7 +173,7 @@ template <typename T>
 constexpr int64_t staged_row_bytes(int64_t k) {
   return (k + kCanonicalBlock - 1) / kCanonicalBlock * kCanonicalBlock * static_cast<int64_t>(sizeof(T));
 }
-// What a row of x may take; a third of a Turing multiprocessor's shared memory is left to a second block.
+// What a row of x may take: beside it a block of Turing has room for two warps of narrow_sum().
 inline constexpr int64_t kStagedBytesMost = 40 << 10;
 
 inline constexpr int kNarrowLoads = 20;                        // 16-byte loads that a lane has under way
