@@ -54,8 +54,8 @@ std::string instruction_set(const Settings& settings);
 // What plans the kernels, for evidence: "cpu", "cuda sm_90", "cuda forced sm_75".
 std::string device_plan(const Settings& settings);
 
-// Measurements of this host's cores with so many threads.
-ProbeFunctions host_probe(int threads);
+// Measurements of the device and of settings.threads of this host's cores.
+ProbeFunctions probe_functions(const Settings& settings);
 
 }  // namespace offload::tools
 
