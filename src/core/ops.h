@@ -19,6 +19,7 @@
 #define OFFLOAD_CORE_OPS_H_
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 
@@ -256,8 +257,9 @@ struct ExpertRun {
 
 // For each run and i in [begin, begin + count): with t = x[rows[i]],
 //   h = rnd!(swiglu(rnd(gate_up t)))  (A; see SwigluArgs),  out[out_rows[i]] = rnd!(down h)   (out's dtype: A or F32)
-// Runs with count <= kCanonicalRowsMax sum in the canonical order and evaluate SiLU canonically (canonical.h), so they
-// have the same bits on every backend and ISA level. Rows of out that no run names are left alone.
+// In calls of up to kCanonicalRowsMax tokens every run sums in the canonical order and evaluates SiLU canonically
+// (canonical.h), so it has the same bits on every backend and ISA level; in calls of more a backend may sum runs as
+// short in the order of its tiles. Rows of out that no run names are left alone.
 // `math` says in which numbers the three products of a run compute (product_math.h); h is rounded to A between them.
 // x [tokens, hidden] A; rows, out_rows: host arrays; out [slots, hidden]; weights of dtype `weight_dtype`.
 struct SwigluExpertsArgs {
@@ -374,12 +376,25 @@ class Ops {
     const Cost one = cost(args);
     cost_ += one;
     if (planning_) {
-      scratch_peak_bytes_ = std::max(scratch_peak_bytes_, scratch_bytes(args));
+      const int64_t bytes = scratch_bytes(args);
+      if (is_aside_) scratch_aside_bytes_ = std::max(scratch_aside_bytes_, bytes);
+      scratch_peak_bytes_ = std::max(scratch_peak_bytes_, bytes);
       return;
     }
     if (observer_ != nullptr) observer_->op_begins();
     execute(args);
     if (observer_ != nullptr) observer_->op_ended(op_name(&args), one);
+  }
+
+  // A point of the ops' order for the next beside().
+  virtual void mark() {}
+  // Issues the ops of `body`, which may run beside those issued since mark(); later ops come after both. REQUIRES: body
+  // reads nothing written since mark(), and nothing issued since then touches what body writes.
+  void beside(const std::function<void()>& body) {
+    OFL_ASSERT(!is_aside_);
+    is_aside_ = true;
+    run_aside(body);
+    is_aside_ = false;
   }
 
   void set_planning(bool planning) { planning_ = planning; }
@@ -404,9 +419,18 @@ class Ops {
     return scratch_;
   }
 
+  // A backend that has one scratch for all runs ops beside others only when they need none.
+  virtual void run_aside(const std::function<void()>& body) {
+    body();
+  }
+  int64_t scratch_aside_bytes() const {
+    return scratch_aside_bytes_;
+  }  // most that an op of run_aside() was planned with
+
  private:
   bool planning_ = false;
-  int64_t scratch_peak_bytes_ = 0;
+  bool is_aside_ = false;
+  int64_t scratch_peak_bytes_ = 0, scratch_aside_bytes_ = 0;
   Tensor scratch_;
   Cost cost_;
   OpObserver* observer_ = nullptr;

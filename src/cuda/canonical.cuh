@@ -176,21 +176,24 @@ constexpr int64_t staged_row_bytes(int64_t k) {
 // What a row of x may take: beside it a block of Turing has room for two warps of narrow_sum().
 inline constexpr int64_t kStagedBytesMost = 40 << 10;
 
-inline constexpr int kNarrowLoads = 20;                        // 16-byte loads that a lane has under way
-inline constexpr int kNarrowRound = kNarrowLoads * kWarp * 8;  // elements of w that a warp has under way
-inline constexpr int64_t kNarrowWarpBytes = int64_t{kNarrowRound} * 2;
+// Elements of w that a warp of narrow_sum() has under way, and its shared memory, with kLoads loads of 16 bytes a lane.
+template <int kLoads>
+inline constexpr int kNarrowRound = kLoads* kWarp * 8;
+template <int kLoads>
+inline constexpr int64_t kNarrowWarpBytes = int64_t{kNarrowRound<kLoads>} * 2;
 
 // The canonical sum of one row of w [k] and x [k] by a whole warp: every lane reads w, and through shared memory lane i
 // gets what goes to accumulator i. `prepare` makes x, zeros up to the next multiple of 64, ready in shared memory; it
 // is called once, when the first round is under way. `own`: kNarrowRound elements of shared memory of this warp.
 // REQUIRES: as for Eight's kVector.
-template <typename Prepare>
+template <int kLoads, typename Prepare>
 __device__ inline float narrow_sum(const bf16* w, int k, const bf16* x, bf16* own, const Prepare& prepare) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  uint4 under_way[kNarrowLoads];
+  constexpr int kRound = kNarrowRound<kLoads>;
+  uint4 under_way[kLoads];
   const auto fetch = [&](int begin) {
 #pragma unroll
-    for (int u = 0; u < kNarrowLoads; ++u) {
+    for (int u = 0; u < kLoads; ++u) {
       const int at = begin + (u * kWarp + lane) * 8;
       under_way[u] = at < k ? *reinterpret_cast<const uint4*>(w + at) : uint4{0, 0, 0, 0};
     }
@@ -199,12 +202,12 @@ __device__ inline float narrow_sum(const bf16* w, int k, const bf16* x, bf16* ow
   prepare();
   const int mine = lane / 4 * 8 + lane % 4;  // the first of the two elements of a block that go to accumulator `lane`
   float acc = 0;
-  for (int begin = 0; begin < k; begin += kNarrowRound) {
+  for (int begin = 0; begin < k; begin += kRound) {
 #pragma unroll
-    for (int u = 0; u < kNarrowLoads; ++u) reinterpret_cast<uint4*>(own)[u * kWarp + lane] = under_way[u];
+    for (int u = 0; u < kLoads; ++u) reinterpret_cast<uint4*>(own)[u * kWarp + lane] = under_way[u];
     __syncwarp();
-    fetch(begin + kNarrowRound);
-    const int count = min(k - begin, kNarrowRound);
+    fetch(begin + kRound);
+    const int count = min(k - begin, kRound);
 #pragma unroll 8
     for (int block = 0; block < count; block += static_cast<int>(kCanonicalBlock)) {
       const int at = block + mine;

@@ -60,6 +60,48 @@ __device__ void advance_history(const CausalConv<T>& a) {
   }
 }
 
+// The usual number of taps: a thread then goes along the rows with the last inputs in registers.
+constexpr int kUsualTaps = 4;
+constexpr int kChain = 4;  // rows of a thread, a dilation apart
+
+// As below for kUsualTaps taps, and more rows than one block's: each thread makes kChain rows and reads each input of
+// them once. Grid [channels / kChannels, chains / kThreadRows]; chain c has the rows c % dilation + dilation * (kChain
+// * (c / dilation) + 0, 1, ...).
+template <typename T, Rounding kRounding, bool kWhole>
+__global__ void __launch_bounds__(kThreads) causal_conv_silu_chain_kernel(CausalConv<T> a) {
+  extern __shared__ float4 shared[];
+  float* weights = reinterpret_cast<float*>(shared);
+  load_weights(a, weights);
+  __syncthreads();
+  const Piece<kMapWidth, kWhole> piece = channels_of_thread<kWhole>(a);
+  if (piece.column >= a.channels) return;
+  const Piece<kMapWidth, kWhole> lane{.column = piece.column % kChannels, .end = kChannels, .step = piece.step};
+  const int64_t chain = int64_t{blockIdx.y} * kThreadRows + threadIdx.y;
+  const int64_t first = chain / a.dilation * a.dilation * kChain + chain % a.dilation;
+  Vector<kMapWidth> x[kChain + kUsualTaps - 1], w[kUsualTaps];
+#pragma unroll
+  for (int i = 0; i < kChain + kUsualTaps - 1; ++i) {
+    const int64_t t = first + (i - (kUsualTaps - 1)) * a.dilation;
+    if (t < a.rows) x[i] = piece.load(a.source(t));
+  }
+#pragma unroll
+  for (int j = 0; j < kUsualTaps; ++j) w[j] = lane.load(weights + j * kChannels);
+#pragma unroll
+  for (int r = 0; r < kChain; ++r) {
+    const int64_t t = first + r * a.dilation;
+    if (t >= a.rows) break;
+    Vector<kMapWidth> sums;
+#pragma unroll
+    for (int j = 0; j < kUsualTaps; ++j) {
+#pragma unroll
+      for (int i = 0; i < kMapWidth; ++i) sums[i] = fmaf(w[j][i], x[r + j][i], sums[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kMapWidth; ++i) sums[i] = canonical_silu(rnd<T>(sums[i], kRounding));
+    piece.store(a.out.at(t), sums);
+  }
+}
+
 // s[t][ch] = rnd(sum_j w[ch][j] * X[t - dilation * (taps - 1 - j)][ch]), j ascending, out = rnd!(silu(s)). A block
 // makes kRows rows of kChannels channels; grid [channels / kChannels, rows / kRows]. Reads x once and, out of the
 // caches, taps times; writes out. When the grid has one block of rows, so that no other block reads the block's
@@ -126,6 +168,13 @@ void CudaOps::execute(const CausalConvSiluArgs& a) {
                              .taps = static_cast<int>(taps)};
     with_bool(whole_vectors(kMapWidth, channels, {&a.x, &a.history, &a.out}), [&](auto whole) {
       constexpr bool kWhole = decltype(whole)::value;
+      if (taps == kUsualTaps && grid.y > 1) {
+        const int64_t turns = (rows + a.dilation * kChain - 1) / (a.dilation * kChain);
+        launch(causal_conv_silu_chain_kernel<T, decltype(rounding)::value, kWhole>,
+               dim3(grid.x, blocks_for(turns * a.dilation, kThreadRows)), block,
+               taps * kChannels * static_cast<int64_t>(sizeof(float)), stream_, args);
+        return launch(advance_history_kernel<T, kWhole>, dim3(grid.x), block, 0, stream_, args);
+      }
       launch(causal_conv_silu_kernel<T, decltype(rounding)::value, kWhole>, grid, block,
              taps * kChannels * static_cast<int64_t>(sizeof(float)), stream_, args);
       if (grid.y > 1) launch(advance_history_kernel<T, kWhole>, dim3(grid.x), block, 0, stream_, args);

@@ -10,6 +10,8 @@
 #include <cublas_v2.h>
 
 #include <cstddef>
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include "core/ops.h"
@@ -28,6 +30,8 @@ class CudaOps final : public Ops {
 
   const DeviceCaps& caps() const { return caps_; }
 
+  void mark() override;
+
  protected:
 #define OFL_OVERRIDE_EXECUTE(Args, name) void execute(const Args& args) override;
   OFL_FOR_EACH_OP(OFL_OVERRIDE_EXECUTE)
@@ -41,6 +45,9 @@ class CudaOps final : public Ops {
   int64_t scratch_bytes(const HyperReadArgs& args) const override;
   int64_t scratch_bytes(const SwigluExpertsArgs& args) const override;
   int64_t scratch_bytes(const SwigluRoutedArgs& args) const override;
+  int64_t scratch_bytes(const ArgmaxArgs& args) const override;
+  // On a stream of its own within a graph that is captured; a launch by the host costs more than what it would save.
+  void run_aside(const std::function<void()>& body) override;
 
  private:
   Arena scratch_arena() const {
@@ -49,6 +56,9 @@ class CudaOps final : public Ops {
 
   DeviceCaps caps_;
   cudaStream_t stream_;
+  cudaStream_t side_ = nullptr;
+  cudaEvent_t fork_ = nullptr, join_ = nullptr;
+  std::optional<unsigned long long> marked_;  // the capture that the latest mark() was made in
   StagingRing& staging_;
   std::vector<std::byte> lists_;  // of swiglu_experts, on their way to the device
   cublasHandle_t blas_ = nullptr;

@@ -1,6 +1,6 @@
 // swiglu_experts: gated FFNs of gathered rows, one weight pair per run of rows.
 //
-// Runs of up to kCanonicalRowsMax rows: two canonical kernels per batch of runs, whose lists travel as kernel
+// Runs of up to canonical_run_rows() rows: two canonical kernels per batch of runs, whose lists travel as kernel
 // arguments. Longer runs: two grouped products per batch; their lists are pulled from page-locked memory. The
 // intermediate rows of all runs lie one run after another in scratch.
 #include <algorithm>
@@ -64,8 +64,8 @@ void run_canonical(const SwigluExpertsArgs& a, const CanonicalBatch& batch, bool
   launch_canonical(batch, batch.runs, rows_most(batch), shapes, a.rounding, aligned, h, stream);
 }
 
-// The short runs of the call, in batches.
-void run_short(const SwigluExpertsArgs& a, bool aligned, float* h, cudaStream_t stream) {
+// The runs of up to `rows_canonical` rows, in batches.
+void run_short(const SwigluExpertsArgs& a, int64_t rows_canonical, bool aligned, float* h, cudaStream_t stream) {
   const auto rows_max = std::min<int64_t>(static_cast<int64_t>(a.rows.size()), kBatchRows);
   CanonicalBatch batch;
   batch.runs = batch.first[0] = 0;
@@ -74,7 +74,7 @@ void run_short(const SwigluExpertsArgs& a, bool aligned, float* h, cudaStream_t 
     batch.runs = 0;
   };
   for (const ExpertRun& run : a.runs) {
-    if (run.count == 0 || run.count > kCanonicalRowsMax) continue;
+    if (run.count == 0 || run.count > rows_canonical) continue;
     if (batch.runs == kBatchRuns || batch.first[batch.runs] + run.count > rows_max) flush();
     const int first = batch.first[batch.runs];
     batch.gate_up[batch.runs] = run.gate_up;
@@ -147,11 +147,11 @@ GemmKernel kernel_of(const SwigluExpertsArgs& a, bool aligned, const DeviceCaps&
 }
 
 // The runs of `batch` into `block`, and as many scaled weights as they have.
-GemmLists fill_lists(const SwigluExpertsArgs& a, std::span<const ExpertRun> batch, int64_t tile_rows,
-                     const GemmScratch& scratch, std::vector<std::byte>& block) {
+GemmLists fill_lists(const SwigluExpertsArgs& a, std::span<const ExpertRun> batch, int64_t rows_canonical,
+                     int64_t tile_rows, const GemmScratch& scratch, std::vector<std::byte>& block) {
   GemmLists lists;
   for (const ExpertRun& run : batch) {
-    if (run.count <= kCanonicalRowsMax) continue;
+    if (run.count <= rows_canonical) continue;
     ++lists.runs;
     lists.rows += run.count;
     lists.tiles += tiles_of(run.count, tile_rows);
@@ -162,7 +162,7 @@ GemmLists fill_lists(const SwigluExpertsArgs& a, std::span<const ExpertRun> batc
   int32_t index = 0, row = 0;
   GemmTile* tile = lists.tile_list(to);
   for (const ExpertRun& run : batch) {
-    if (run.count <= kCanonicalRowsMax) continue;
+    if (run.count <= rows_canonical) continue;
     const auto count = static_cast<int32_t>(run.count);
     GemmRun& gate_up = lists.gate_up(to)[index];
     GemmRun& down = lists.down(to)[index];
@@ -228,7 +228,7 @@ int64_t CudaOps::scratch_bytes(const SwigluExpertsArgs& a) const {
   const auto rows = static_cast<int64_t>(a.rows.size());
   Arena arena;
   arena.take(DType::f32, {std::min<int64_t>(rows, kBatchRows), a.intermediate});
-  if (rows > kCanonicalRowsMax) {
+  if (a.x.dim(0) > kCanonicalRowsMax || rows > kCanonicalRowsMax) {
     // The plan does not know the pointers: whichever kernel needs more.
     for (const bool aligned : {false, true}) {
       const ArenaScope scope(arena);
@@ -244,24 +244,26 @@ void CudaOps::execute(const SwigluExpertsArgs& a) {
   const bool aligned = inputs_aligned(a);
   Arena arena = scratch_arena();
   auto* h = static_cast<float*>(arena.take(DType::f32, {std::min<int64_t>(rows, kBatchRows), a.intermediate}).data());
-  run_short(a, aligned, h, stream_);
-  if (std::none_of(a.runs.begin(), a.runs.end(), [](const ExpertRun& run) { return run.count > kCanonicalRowsMax; }))
+  const GemmKernel kernel = kernel_of(a, aligned, caps_);
+  const int64_t rows_canonical = canonical_run_rows(kernel, math_of(a), a.x.dim(0));
+  run_short(a, rows_canonical, aligned, h, stream_);
+  if (std::none_of(a.runs.begin(), a.runs.end(), [&](const ExpertRun& run) { return run.count > rows_canonical; }))
     return;
 
-  const GemmKernel kernel = kernel_of(a, aligned, caps_);
   const GemmScratch scratch(arena, a, rows, kernel);
   for (size_t begin = 0; begin < a.runs.size();) {
     int64_t batch_runs = 0, batch_rows = 0;  // of long runs; runs may overlap, so their rows are bounded by scratch
     size_t end = begin;
     for (; end < a.runs.size(); ++end) {
-      if (a.runs[end].count <= kCanonicalRowsMax) continue;
+      if (a.runs[end].count <= rows_canonical) continue;
       if (batch_runs == kGemmBatchRuns || batch_rows + a.runs[end].count > rows) break;
       ++batch_runs;
       batch_rows += a.runs[end].count;
     }
     if (batch_runs > 0) {
       const GemmTileShape shape = plan_tile(kernel, batch_rows / batch_runs, caps_);
-      const GemmLists lists = fill_lists(a, a.runs.subspan(begin, end - begin), shape.rows, scratch, lists_);
+      const GemmLists lists =
+          fill_lists(a, a.runs.subspan(begin, end - begin), rows_canonical, shape.rows, scratch, lists_);
       staging_.pull_in(std::span(lists_).first(static_cast<size_t>(lists.bytes())), scratch.lists.data(), stream_);
       run_grouped(a, kernel, lists, shape, scratch, stream_);
     }

@@ -40,6 +40,11 @@ bool needs_exponents(GemmKernel kernel, Math math) {
   return kernel == GemmKernel::mma_scaled || (kernel == GemmKernel::simt && math == Math::scaled_fp16);
 }
 
+int64_t canonical_run_rows(GemmKernel kernel, Math math, int64_t tokens) {
+  const bool is_bf16 = kernel == GemmKernel::mma_bf16 || kernel == GemmKernel::wgmma_bf16;
+  return tokens > kCanonicalRowsMax && is_bf16 && math == Math::native ? 0 : kCanonicalRowsMax;
+}
+
 GemmTileShape plan_tile(GemmKernel kernel, int64_t rows, const DeviceCaps& caps) {
   constexpr int64_t kWideShared = 144 << 10;  // three stages of 128 + 256 rows of 128 bytes
   if (kernel == GemmKernel::simt) return {64, 64};

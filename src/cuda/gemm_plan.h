@@ -37,6 +37,11 @@ GemmKernel plan_gemm(const GemmShape& shape, const DeviceCaps& caps);
 // Whether `kernel` wants an exponent for each row of x and of w.
 bool needs_exponents(GemmKernel kernel, Math math);
 
+// Of an expert FFN over `tokens` tokens whose tiles are of `kernel`: runs of up to so many rows go through the
+// canonical kernels, longer ones through tiles. All through tiles where those compute the same numbers and read weights
+// as fast.
+int64_t canonical_run_rows(GemmKernel kernel, Math math, int64_t tokens);
+
 // Rows and columns of w that one block of the own kernels takes.
 struct GemmTileShape {
   int64_t rows = 64, columns = 128;

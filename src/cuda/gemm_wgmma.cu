@@ -87,10 +87,10 @@ __device__ void store_rows(const GroupedGemm& p, const TOut* tile, int pitch, in
   }
 }
 
-// A block's product for up to kGroups * kN rows of x, kN to an instruction.
-template <bool kSwiglu, typename TOut, int kGroups, int kN>
+// A block's product for up to kN rows of x.
+template <bool kSwiglu, typename TOut, int kN>
 __device__ void multiply(const GroupedGemm& p, const GemmRun& run, int first_row, int rows, int64_t n0, uint4* shared) {
-  const StageLoader<kSwiglu, kGroups * kN> loader(p, run, first_row, rows, n0);
+  const StageLoader<kSwiglu, kN> loader(p, run, first_row, rows, n0);
   const int steps = static_cast<int>((p.k + kTileK - 1) / kTileK);
   const auto stage_of = [&](int step) { return shared + step % kStages * kStageChunks; };
   const auto copy = [&](int step) {
@@ -99,13 +99,10 @@ __device__ void multiply(const GroupedGemm& p, const GemmRun& run, int first_row
   };
 
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
-  float d[2][kGroups][kN / 2] = {};
+  float d[2][kN / 2] = {};
   const auto hold_all = [&] {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      hold(d[0][g]);
-      hold(d[1][g]);
-    }
+    hold(d[0]);
+    hold(d[1]);
   };
   for (int step = 0; step < kStages - 2; ++step) copy(step);
   for (int step = 0; step < steps; ++step) {
@@ -115,18 +112,13 @@ __device__ void multiply(const GroupedGemm& p, const GemmRun& run, int first_row
     const uint4* stage = stage_of(step);
     const uint64_t a[2] = {tile_descriptor(stage + group * 64 * kChunks),
                            tile_descriptor(stage + (kHalfRows + group * 64) * kChunks)};
-    uint64_t b[kGroups];
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) b[g] = tile_descriptor(stage + (kWeightRows + g * kN) * kChunks);
+    const uint64_t b = tile_descriptor(stage + kWeightRows * kChunks);
     hold_all();
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kTileK / 16; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) wgmma(d[half][g], a[half] + i * kDescriptorStep, b[g] + i * kDescriptorStep);
-      }
+      wgmma(d[0], a[0] + i * kDescriptorStep, b + i * kDescriptorStep);
+      wgmma(d[1], a[1] + i * kDescriptorStep, b + i * kDescriptorStep);
     }
     wgmma_commit();
     copy(step + kStages - 2);
@@ -141,16 +133,13 @@ __device__ void multiply(const GroupedGemm& p, const GemmRun& run, int first_row
   const int t = static_cast<int>(threadIdx.x) % kGroupThreads;
   const int column = group * 64 + t / kWarp * 16 + t % kWarp / 4, row = t % 4 * 2;
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) {
-      TOut* to = tile + (row + g * kN + i / 4 * 8 + i % 2) * kPitch + column + i / 2 % 2 * 8;
-      if constexpr (kSwiglu) {
-        store_float(to, swiglu_of<bf16>(d[0][g][i], d[1][g][i], p.rounding));
-      } else {
-        store_float(to, d[0][g][i]);
-        store_float(to + kHalfRows, d[1][g][i]);
-      }
+  for (int i = 0; i < kN / 2; ++i) {
+    TOut* to = tile + (row + i / 4 * 8 + i % 2) * kPitch + column + i / 2 % 2 * 8;
+    if constexpr (kSwiglu) {
+      store_float(to, swiglu_of<bf16>(d[0][i], d[1][i], p.rounding));
+    } else {
+      store_float(to, d[0][i]);
+      store_float(to + kHalfRows, d[1][i]);
     }
   }
   __syncthreads();
@@ -168,11 +157,11 @@ __global__ void __launch_bounds__(kGemmThreads, 1) grouped_wgmma_kernel(const Gr
   const int64_t n0 = static_cast<int64_t>(blockIdx.x) * block_columns<kSwiglu>();
   const int rows = min(run.count - tile.row, kWgmmaRows);
   if (rows <= 64)
-    multiply<kSwiglu, TOut, 1, 64>(p, run, tile.row, rows, n0, stages);
+    multiply<kSwiglu, TOut, 64>(p, run, tile.row, rows, n0, stages);
   else if (rows <= 128)
-    multiply<kSwiglu, TOut, 2, 64>(p, run, tile.row, rows, n0, stages);
+    multiply<kSwiglu, TOut, 128>(p, run, tile.row, rows, n0, stages);
   else
-    multiply<kSwiglu, TOut, 1, kWgmmaRows>(p, run, tile.row, rows, n0, stages);
+    multiply<kSwiglu, TOut, kWgmmaRows>(p, run, tile.row, rows, n0, stages);
 }
 
 }  // namespace

@@ -7,7 +7,8 @@
 namespace offload::cuda {
 namespace {
 
-constexpr int kProductWarps = 2;  // of a block; an output each
+constexpr int kProductWarps = 2;   // of a block; an output each
+constexpr int kProductLoads = 20;  // of a lane under way: there are few warps
 
 struct HyperProducts {
   const bf16* normed;           // [width]
@@ -29,8 +30,9 @@ __global__ void __launch_bounds__(kProductWarps* kWarp) hyper_products_kernel(co
   const bool is_low = output < a.lowrank;
   const bf16* w = is_low ? a.down + int64_t{output} * a.width : a.inject + int64_t{output - a.lowrank} * a.width;
   auto* staged = reinterpret_cast<bf16*>(shared);
-  bf16* own = staged + staged_row_bytes<bf16>(a.width) / 2 + warp * kNarrowRound;
-  const float sum = narrow_sum(w, a.width, staged, own, [&] { stage_narrow_row(a.normed, a.width, staged); });
+  bf16* own = staged + staged_row_bytes<bf16>(a.width) / 2 + warp * kNarrowRound<kProductLoads>;
+  const float sum =
+      narrow_sum<kProductLoads>(w, a.width, staged, own, [&] { stage_narrow_row(a.normed, a.width, staged); });
   if (threadIdx.x % kWarp != 0) return;
   if (is_low) {
     const float low = widen(round_to_bf16(sum));
@@ -89,7 +91,7 @@ void read_one_row(const HyperReadArgs& a, const HyperReadScratch& scratch, cudaS
   const auto width = static_cast<int>(a.stack.dim(1)), lowrank = static_cast<int>(a.down.dim(0));
   const auto n = static_cast<int>(a.out.dim(1)), outputs = lowrank + (a.inject ? kMixStreams : 0);
   launch(hyper_products_kernel, blocks_for(outputs, kProductWarps), kProductWarps * kWarp,
-         staged_row_bytes<bf16>(width) + kProductWarps * kNarrowWarpBytes, stream,
+         staged_row_bytes<bf16>(width) + kProductWarps * kNarrowWarpBytes<kProductLoads>, stream,
          HyperProducts{.normed = data_of<const bf16>(scratch.normed),
                        .down = data_of<const bf16>(a.down),
                        .inject = data_of<const bf16>(a.inject),

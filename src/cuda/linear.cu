@@ -16,6 +16,9 @@ constexpr int64_t kSumsBytes = int64_t{64} << 20;
 // Up to here a warp per column serves one row of x better than eight lanes; and up to where two warps of a block do
 // better than four, which share x.
 constexpr int64_t kNarrowColumns = 4096, kPairedColumns = 1024;
+// 16-byte loads of w that a lane of a warp per column has under way: as many as leave an H200 room for all columns of
+// a hidden state at once, in shared memory and registers.
+constexpr int kNarrowLoads = 16;
 // Blocks of 64 elements of w that a lane has in each of its two batches.
 constexpr int kLinearDepth = 8;
 
@@ -36,15 +39,15 @@ __global__ void __launch_bounds__(kCanonicalThreads)
 
 // out[column] for the column of each warp. Grid (n / kWarps); shared memory: x, then kNarrowWarpBytes each warp.
 template <int kWarps, typename TOut>
-__global__ void __launch_bounds__(kWarps* kWarp)
+__global__ void __launch_bounds__(kWarps* kWarp, 20 / kWarps)
     narrow_linear_kernel(const bf16* x, const bf16* w, int n, int k, TOut* out) {
   extern __shared__ uint4 shared[];
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int column = static_cast<int>(blockIdx.x) * kWarps + warp;
   auto* staged = reinterpret_cast<bf16*>(shared);
-  bf16* own = staged + staged_row_bytes<bf16>(k) / 2 + warp * kNarrowRound;
-  const float sum =
-      narrow_sum(w + int64_t{min(column, n - 1)} * k, k, staged, own, [&] { stage_narrow_row(x, k, staged); });
+  bf16* own = staged + staged_row_bytes<bf16>(k) / 2 + warp * kNarrowRound<kNarrowLoads>;
+  const float sum = narrow_sum<kNarrowLoads>(w + int64_t{min(column, n - 1)} * k, k, staged, own,
+                                             [&] { stage_narrow_row(x, k, staged); });
   if (column < n && threadIdx.x % kWarp == 0) store_float(out + column, sum);
 }
 
@@ -80,12 +83,12 @@ void row_linear(const LinearArgs& a, cudaStream_t stream) {
     const auto narrow = [&](auto warps) {
       constexpr int kWarps = decltype(warps)::value;
       launch(narrow_linear_kernel<kWarps, TOut>, blocks_for(n, kWarps), kWarps * kWarp,
-             staged_row_bytes<bf16>(k) + kWarps * kNarrowWarpBytes, stream, data_of<const bf16>(a.x),
+             staged_row_bytes<bf16>(k) + kWarps * kNarrowWarpBytes<kNarrowLoads>, stream, data_of<const bf16>(a.x),
              data_of<const bf16>(a.w), n, k, data_of<TOut>(a.out));
     };
     if (n <= kPairedColumns) return narrow(std::integral_constant<int, 2>{});
     // Four warps' memory beside a long x would leave a Turing multiprocessor no room.
-    if (n <= kNarrowColumns && staged_row_bytes<bf16>(k) + 4 * kNarrowWarpBytes <= (64 << 10))
+    if (n <= kNarrowColumns && staged_row_bytes<bf16>(k) + 4 * kNarrowWarpBytes<kNarrowLoads> <= (64 << 10))
       return narrow(std::integral_constant<int, 4>{});
   }
   const int threads = canonical_threads(n);

@@ -28,8 +28,15 @@ __device__ inline uint64_t larger(uint64_t x, uint64_t y) {
   return x > y ? x : y;
 }
 __device__ inline uint64_t warp_largest(uint64_t key) {
+#if __CUDA_ARCH__ >= 800
+  const auto high = static_cast<uint32_t>(key >> 32);
+  const uint32_t largest = __reduce_max_sync(kAllLanes, high);
+  const uint32_t low = __reduce_max_sync(kAllLanes, high == largest ? static_cast<uint32_t>(key) : 0);
+  return static_cast<uint64_t>(largest) << 32 | low;
+#else
   for (int width = kWarp / 2; width > 0; width /= 2) key = larger(key, __shfl_xor_sync(kAllLanes, key, width));
   return key;
+#endif
 }
 
 constexpr int64_t kRouterWarps = 4;

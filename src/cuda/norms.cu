@@ -6,16 +6,26 @@
 namespace offload::cuda {
 namespace {
 
-// rsqrt(mean(x^2) + eps) over one row, for all threads of the team.
+// This thread's part of the sum of squares of one row.
 template <typename Team, typename T>
-__device__ float inverse_rms(const T* x, int n, float eps) {
-  float squares = 0;
+__device__ float squares(const T* x, int n) {
+  float sum = 0;
   Team::for_each_piece(0, n, [&](const auto& p) {
     const auto v = p.load(x);
 #pragma unroll
-    for (int i = 0; i < Team::kWidth; ++i) squares = fmaf(v[i], v[i], squares);
+    for (int i = 0; i < Team::kWidth; ++i) sum = fmaf(v[i], v[i], sum);
   });
-  return 1.0f / sqrtf(Team::sum(squares) / static_cast<float>(n) + eps);
+  return sum;
+}
+
+// rsqrt(mean(x^2) + eps).
+__device__ inline float inverse_rms(float sum, int n, float eps) {
+  return 1.0f / sqrtf(sum / static_cast<float>(n) + eps);
+}
+// The same over one row, for all threads of the team.
+template <typename Team, typename T>
+__device__ float inverse_rms(const T* x, int n, float eps) {
+  return inverse_rms(Team::sum(squares<Team>(x, n)), n, eps);
 }
 
 template <typename T>
@@ -24,34 +34,44 @@ struct RmsNorm {
   Rows<T> out;
   const float* w;
   int64_t w_stride;  // from group to group
-  int64_t items, groups;
+  int64_t rows, groups;
   int n;
   float eps;
   NormWeight weight;
 };
 
+constexpr int kNormRows = 4;  // of a team, where there are many
+
 // out[r][g][j] = rnd!(x[r][g][j] * rsqrt(mean_j(x^2) + eps) * (1 + w[g][j])), or rnd!(rnd(x * rsqrt(..)) * w[g][j]).
-// One team for each (r, g); reads x, writes out; w stays in the L2 cache. Out may be x: a thread rereads what it alone
-// overwrites.
-template <typename T, Rounding kRounding, typename Team>
+// One team for kRows rows r of a group, which share one reading of w; reads x, writes out. Out may be x: a thread
+// rereads what it alone overwrites.
+template <typename T, Rounding kRounding, typename Team, int kRows>
 __global__ void __launch_bounds__(Team::kBlockThreads) rms_norm_kernel(RmsNorm<T> a) {
-  const int64_t item = Team::item();
-  if (item >= a.items) return;
-  const auto [row, group] = split(item, a.groups);
-  const T* x = a.x.at(row, group);
-  T* out = a.out.at(row, group);
+  const auto [first, group] = split(Team::item(), a.groups);
+  const int64_t begin = first * kRows;
+  if (begin >= a.rows) return;
+  // Rows behind the last are the last again: read, and not written.
+  const auto row = [&](int r) { return min(begin + r, a.rows - 1); };
+  float scale[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) scale[r] = squares<Team>(a.x.at(row(r), group), a.n);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) scale[r] = inverse_rms(Team::sum(scale[r]), a.n, a.eps);
   const float* w = a.w + group * a.w_stride;
-  const float scale = inverse_rms<Team>(x, a.n, a.eps);
   const bool one_plus = a.weight == NormWeight::one_plus;
   Team::for_each_piece(0, a.n, [&](const auto& p) {
-    auto v = p.load(x);
     const auto weight = p.load(w);
 #pragma unroll
-    for (int i = 0; i < Team::kWidth; ++i) {
-      v[i] *= scale;
-      v[i] = one_plus ? v[i] * (1.0f + weight[i]) : rnd<T>(v[i], kRounding) * weight[i];
+    for (int r = 0; r < kRows; ++r) {
+      if (begin + r >= a.rows) continue;
+      auto v = p.load(a.x.at(begin + r, group));
+#pragma unroll
+      for (int i = 0; i < Team::kWidth; ++i) {
+        v[i] *= scale[r];
+        v[i] = one_plus ? v[i] * (1.0f + weight[i]) : rnd<T>(v[i], kRounding) * weight[i];
+      }
+      p.store(a.out.at(begin + r, group), v);
     }
-    p.store(out, v);
   });
 }
 
@@ -164,22 +184,27 @@ __global__ void __launch_bounds__(Team::kBlockThreads) norm_rope_kernel(NormRope
 }  // namespace
 
 void CudaOps::execute(const RmsNormArgs& a) {
-  const int64_t groups = a.x.dim(1), n = a.x.dim(2), items = a.x.dim(0) * groups;
+  const int64_t rows = a.x.dim(0), groups = a.x.dim(1), n = a.x.dim(2);
   with_rounding(a.x.dtype(), a.rounding, [&](auto type, auto rounding) {
     using T = decltype(type);
     const RmsNorm<T> args{.x = rows_of<const T>(a.x),
                           .out = rows_of<T>(a.out),
                           .w = a.w.as<float>(),
                           .w_stride = a.w.dim(0) == 1 ? 0 : n,
-                          .items = items,
+                          .rows = rows,
                           .groups = groups,
                           .n = static_cast<int>(n),
                           .eps = a.eps,
                           .weight = a.weight};
     with_team(n, {&a.x, &a.w, &a.out}, [&](auto team) {
       using RowTeam = decltype(team);
-      launch(rms_norm_kernel<T, decltype(rounding)::value, RowTeam>, RowTeam::grid(items), RowTeam::block(), 0, stream_,
-             args);
+      const auto go = [&](auto rows_each) {
+        constexpr int kRows = decltype(rows_each)::value;
+        launch(rms_norm_kernel<T, decltype(rounding)::value, RowTeam, kRows>,
+               RowTeam::grid((rows + kRows - 1) / kRows * groups), RowTeam::block(), 0, stream_, args);
+      };
+      rows* groups >= kNormRows* int64_t{kMapBlocksEnough} ? go(std::integral_constant<int, kNormRows>{})
+                                                           : go(std::integral_constant<int, 1>{});
     });
   });
 }

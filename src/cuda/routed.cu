@@ -50,10 +50,10 @@ struct SlotRuns {
 
 // The slots sorted by expert, and the tiles of the long runs. Device memory.
 struct SortedRuns {
+  int32_t* part_counts;        // [kSortParts][experts], then where in the lists the part's slots begin
   int32_t* counts;             // [experts]
   int32_t* begins;             // [experts], of the lists below
-  int32_t* tile_begins;        // [experts]
-  int32_t* short_runs;         // [experts], those of up to kCanonicalRowsMax rows
+  int32_t* short_runs;         // [experts], those of up to canonical_run_rows()
   int32_t* totals;             // slots in the lists, tiles, short runs
   int32_t *x_rows, *out_rows;  // [slots], by expert, then ascending
   GemmRun *gate_up, *down;     // [experts]
@@ -67,11 +67,48 @@ struct SortCall {
   SortedRuns sorted;
   int32_t *gate_up_exponents, *down_exponents;  // of all experts, or null
   int64_t inter, hidden;
-  int32_t slots, experts, k, tile_rows;
+  int32_t slots, experts, k, tile_rows, rows_canonical;
 };
 
 constexpr int kSortThreads = 1024;
 constexpr int kExpertsMost = 4096;
+// The slots are counted and placed in so many parts, one warp each.
+constexpr int kSortParts = 64;
+
+// Counts this warp's part of the slots by expert in `counters`, in shared memory, and calls function(slot, count of its
+// expert so far) for those whose expert is here, absent(slot) for the others.
+template <typename Function, typename Absent>
+__device__ inline void count_part(const SortCall& a, int32_t* counters, const Function& function,
+                                  const Absent& absent) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const int part = (a.slots + kSortParts * kWarp - 1) / (kSortParts * kWarp) * kWarp;
+  const int first = static_cast<int>(blockIdx.x) * part, last = min(a.slots, first + part);
+  for (int base = first; base < last; base += kWarp) {
+    const int i = base + lane;
+    const int32_t e = i < last ? a.ids[i] : -1;
+    const bool is_here = e >= 0 && a.slab.holds(e);
+    const unsigned same = __match_any_sync(kAllLanes, is_here ? e : -1), before = same & ((1u << lane) - 1);
+    const int32_t at = is_here ? counters[e] + __popc(before) : 0;
+    __syncwarp();  // all have read their counter
+    if (is_here && before == 0) counters[e] += __popc(same);
+    __syncwarp();
+    if (is_here)
+      function(i, at);
+    else if (e >= 0)
+      absent(i);
+  }
+}
+
+// part_counts[part][expert], and what is present. Grid kSortParts, one warp.
+__global__ void __launch_bounds__(kWarp) count_slots_kernel(const SortCall a) {
+  __shared__ int32_t counts[kExpertsMost];
+  for (int e = static_cast<int>(threadIdx.x); e < a.experts; e += kWarp) counts[e] = 0;
+  __syncwarp();
+  count_part(
+      a, counts, [&](int i, int32_t) { a.present[i] = 1; }, [&](int i) { a.present[i] = 0; });
+  for (int e = static_cast<int>(threadIdx.x); e < a.experts; e += kWarp)
+    a.sorted.part_counts[static_cast<int>(blockIdx.x) * a.experts + e] = counts[e];
+}
 
 // Exclusive sums of values[0..count) in place, in shared memory; returns the total. All threads of the block call.
 __device__ int32_t exclusive_sums(int32_t* values, int count) {
@@ -98,20 +135,16 @@ __device__ int32_t exclusive_sums(int32_t* values, int count) {
   return total;
 }
 
-// Counts, places and tiles of the experts' runs: one block. Its counters are sums of integers: no order shows.
-__global__ void __launch_bounds__(kSortThreads) count_runs_kernel(const SortCall a) {
+// Counts, places and tiles of the experts' runs, and in part_counts where each part's slots begin: one block.
+__global__ void __launch_bounds__(kSortThreads) plan_runs_kernel(const SortCall a) {
   __shared__ int32_t counts[kExpertsMost], places[kExpertsMost];
   const int thread = static_cast<int>(threadIdx.x);
-  for (int e = thread; e < a.experts; e += kSortThreads) counts[e] = 0;
-  __syncthreads();
-  for (int i = thread; i < a.slots; i += kSortThreads) {
-    const int32_t e = a.ids[i];
-    const bool is_here = a.slab.holds(e);
-    a.present[i] = is_here;
-    if (is_here) atomicAdd(counts + e, 1);
+  for (int e = thread; e < a.experts; e += kSortThreads) {
+    int32_t running = 0;
+#pragma unroll 16
+    for (int part = 0; part < kSortParts; ++part) running += a.sorted.part_counts[part * a.experts + e];
+    counts[e] = places[e] = running;
   }
-  __syncthreads();
-  for (int e = thread; e < a.experts; e += kSortThreads) places[e] = counts[e];
   __syncthreads();
   const int32_t slots = exclusive_sums(places, a.experts);
   for (int e = thread; e < a.experts; e += kSortThreads) {
@@ -126,15 +159,25 @@ __global__ void __launch_bounds__(kSortThreads) count_runs_kernel(const SortCall
     a.sorted.down[e] = down;
     a.sorted.counts[e] = counts[e];
     a.sorted.begins[e] = places[e];
+    int32_t running = places[e];
+#pragma unroll 16
+    for (int part = 0; part < kSortParts; ++part) {
+      int32_t& at = a.sorted.part_counts[part * a.experts + e];
+      const int32_t count = at;
+      at = running;
+      running += count;
+    }
   }
   __syncthreads();
   for (int e = thread; e < a.experts; e += kSortThreads)
-    places[e] = counts[e] > kCanonicalRowsMax ? (counts[e] + a.tile_rows - 1) / a.tile_rows : 0;
+    places[e] = counts[e] > a.rows_canonical ? (counts[e] + a.tile_rows - 1) / a.tile_rows : 0;
   __syncthreads();
   const int32_t tiles = exclusive_sums(places, a.experts);
-  for (int e = thread; e < a.experts; e += kSortThreads) a.sorted.tile_begins[e] = places[e];
+  for (int e = thread; e < a.experts; e += kSortThreads)
+    for (int t = 0; counts[e] > a.rows_canonical && t * a.tile_rows < counts[e]; ++t)
+      a.sorted.tiles[places[e] + t] = {e, t * a.tile_rows};
   __syncthreads();
-  const auto is_short = [&](int e) { return counts[e] > 0 && counts[e] <= kCanonicalRowsMax; };
+  const auto is_short = [&](int e) { return counts[e] > 0 && counts[e] <= a.rows_canonical; };
   for (int e = thread; e < a.experts; e += kSortThreads) places[e] = is_short(e) ? 1 : 0;
   __syncthreads();
   const int32_t short_runs = exclusive_sums(places, a.experts);
@@ -147,45 +190,22 @@ __global__ void __launch_bounds__(kSortThreads) count_runs_kernel(const SortCall
   }
 }
 
-constexpr int kPlaceWarps = 8;
-
-// The rows of one expert in ascending order, and its tiles. One block for each expert reads all ids, out of the L2
-// cache: each warp counts in its part, then places behind the parts in front.
-__global__ void __launch_bounds__(kPlaceWarps* kWarp) place_rows_kernel(const SortCall a) {
-  __shared__ int32_t found[kPlaceWarps];
-  const int e = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int32_t count = a.sorted.counts[e], begin = a.sorted.begins[e];
-  if (e == a.experts - 1) {  // lists are read to their end where rows are counted on the host
-    for (int i = a.sorted.totals[0] + static_cast<int>(threadIdx.x); i < a.slots; i += kPlaceWarps * kWarp)
-      a.sorted.x_rows[i] = a.sorted.out_rows[i] = 0;
-  }
-  if (count == 0) return;
-  const int part = (a.slots + kPlaceWarps * kWarp - 1) / (kPlaceWarps * kWarp) * kWarp;
-  const int first = warp * part, last = min(a.slots, first + part);
-  int32_t mine = 0;
-#pragma unroll 4
-  for (int i = first + lane; i < last; i += kWarp) mine += a.ids[i] == e;
-  for (int width = kWarp / 2; width > 0; width /= 2) mine += __shfl_xor_sync(kAllLanes, mine, width);
-  if (lane == 0) found[warp] = mine;
-  __syncthreads();
-  int32_t at = begin;
-  for (int w = 0; w < warp; ++w) at += found[w];
-  for (int base = first; base < last; base += kWarp) {
-    const int i = base + lane;
-    const bool is_mine = i < last && a.ids[i] == e;
-    const unsigned all = __ballot_sync(kAllLanes, is_mine);
-    if (is_mine) {
-      const int place = at + __popc(all & ((1u << lane) - 1));
-      a.sorted.x_rows[place] = i / a.k;
-      a.sorted.out_rows[place] = i;
-    }
-    at += __popc(all);
-  }
-  if (count <= kCanonicalRowsMax) return;
-  GemmTile* tiles = a.sorted.tiles + a.sorted.tile_begins[e];
-  for (int t = static_cast<int>(threadIdx.x); t * a.tile_rows < count; t += kPlaceWarps * kWarp)
-    tiles[t] = {e, t * a.tile_rows};
+// The rows of every expert in ascending order. Grid kSortParts, one warp.
+__global__ void __launch_bounds__(kWarp) place_rows_kernel(const SortCall a) {
+  __shared__ int32_t next[kExpertsMost];
+  const int lane = static_cast<int>(threadIdx.x), part = static_cast<int>(blockIdx.x);
+  for (int e = lane; e < a.experts; e += kWarp) next[e] = a.sorted.part_counts[part * a.experts + e];
+  __syncwarp();
+  count_part(
+      a, next,
+      [&](int i, int32_t place) {
+        a.sorted.x_rows[place] = i / a.k;
+        a.sorted.out_rows[place] = i;
+      },
+      [](int) {});
+  // Lists are read to their end where rows are counted on the host.
+  for (int i = a.sorted.totals[0] + part * kWarp + lane; i < a.slots; i += kSortParts * kWarp)
+    a.sorted.x_rows[i] = a.sorted.out_rows[i] = 0;
 }
 
 constexpr int64_t kShortRunsAtOnce = 64;
@@ -268,9 +288,9 @@ struct RoutedScratch {
     next(s.gate_up, experts);
     next(s.down, experts);
     next(s.tiles, tiles_most);
+    next(s.part_counts, kSortParts * experts);
     next(s.counts, experts);
     next(s.begins, experts);
-    next(s.tile_begins, experts);
     next(s.short_runs, experts);
     next(s.totals, 3);
     next(s.x_rows, slots);
@@ -281,7 +301,7 @@ struct RoutedScratch {
  private:
   int64_t list_bytes(int64_t slots, int64_t experts) const {
     return 2 * experts * static_cast<int64_t>(sizeof(GemmRun)) + tiles_most * static_cast<int64_t>(sizeof(GemmTile)) +
-           4 * (4 * experts + 3 + 2 * slots);
+           4 * ((kSortParts + 3) * experts + 3 + 2 * slots);
   }
 };
 
@@ -350,6 +370,7 @@ void CudaOps::execute(const SwigluRoutedArgs& a) {
                         .k = static_cast<int32_t>(a.ids.dim(1))};
     return launch_canonical(runs, slots, 1, shapes, a.rounding, is_aligned(a), scratch.h.as<float>(), stream_);
   }
+  const int64_t rows_canonical = canonical_run_rows(scratch.kernel, math_of(a), a.x.dim(0));
   const SortCall call{.ids = a.ids.as<int32_t>(),
                       .slab = slab_of(a),
                       .present = a.present.as<uint8_t>(),
@@ -361,11 +382,14 @@ void CudaOps::execute(const SwigluRoutedArgs& a) {
                       .slots = static_cast<int32_t>(slots),
                       .experts = static_cast<int32_t>(experts),
                       .k = static_cast<int32_t>(a.ids.dim(1)),
-                      .tile_rows = static_cast<int32_t>(scratch.shape.rows)};
-  launch(count_runs_kernel, 1, kSortThreads, 0, stream_, call);
-  launch(place_rows_kernel, static_cast<unsigned>(experts), kPlaceWarps * kWarp, 0, stream_, call);
-  launch_canonical(ShortRuns{call.sorted}, std::min(experts, kShortRunsAtOnce), kCanonicalRowsMax, shapes, a.rounding,
-                   is_aligned(a), scratch.h.as<float>(), stream_);
+                      .tile_rows = static_cast<int32_t>(scratch.shape.rows),
+                      .rows_canonical = static_cast<int32_t>(rows_canonical)};
+  launch(count_slots_kernel, kSortParts, kWarp, 0, stream_, call);
+  launch(plan_runs_kernel, 1, kSortThreads, 0, stream_, call);
+  launch(place_rows_kernel, kSortParts, kWarp, 0, stream_, call);
+  if (rows_canonical > 0)
+    launch_canonical(ShortRuns{call.sorted}, std::min(experts, kShortRunsAtOnce), kCanonicalRowsMax, shapes, a.rounding,
+                     is_aligned(a), scratch.h.as<float>(), stream_);
   run_long(a, scratch, call.sorted, stream_);
 }
 

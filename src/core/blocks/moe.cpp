@@ -19,6 +19,7 @@ void Moe::forward(const Step& step, const Tensor& x, const Tensor& y) const {
   const ArenaScope scope(step.arena);
   const int64_t rows = step.rows(), hidden = x.dim(1), k = spec_.top_k;
   const Tensor projected = step.linear(x, in_);
+  step.ops.mark();
   const Tensor ids = step.arena.take(DType::i32, {rows, k});
   const Tensor weights = step.arena.take(DType::f32, {rows, k});
   step.ops(RouterTopkArgs{.logits = projected.narrow(1, 0, spec_.experts),
@@ -33,8 +34,16 @@ void Moe::forward(const Step& step, const Tensor& x, const Tensor& y) const {
                                  step.math(Site::experts, rows)});
 
   const Tensor activated = step.arena.take(step.dtype(), {rows, shared_width_});
-  step.ops(SwigluArgs{projected.narrow(1, spec_.experts, 2 * shared_width_), activated, step.rounding()});
-  const Tensor shared = step.linear(activated, shared_down_);
+  Tensor shared;
+  const auto share = [&] {
+    step.ops(SwigluArgs{projected.narrow(1, spec_.experts, 2 * shared_width_), activated, step.rounding()});
+    shared = step.linear(activated, shared_down_);
+  };
+  // One token leaves most of a device idle while its experts are chosen.
+  if (rows == 1)
+    step.ops.beside(share);
+  else
+    share();
 
   step.all_reduce(y, [&](const Tensor& out) {
     step.ops(MoeCombineArgs{.parts = parts,
