@@ -184,10 +184,14 @@ void CudaBackend::download(const Tensor& device, std::span<std::byte> host) {
   OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
   if (host.empty()) return;
   bind_thread();
-  if (!is_pinned(host.data())) return staging_->copy_out(device.data(), host, compute_->stream());
-  check(cudaMemcpyAsync(host.data(), device.data(), host.size(), cudaMemcpyDeviceToHost, compute_->stream()),
-        "copying from the device");
-  compute_->drain();
+  if (!is_pinned(host.data())) {
+    staging_->copy_out(device.data(), host, compute_->stream());
+  } else {
+    check(cudaMemcpyAsync(host.data(), device.data(), host.size(), cudaMemcpyDeviceToHost, compute_->stream()),
+          "copying from the device");
+    compute_->drain();
+  }
+  if (result_check_) result_check_();
 }
 
 void CudaBackend::fill_zero(const Tensor& device) {

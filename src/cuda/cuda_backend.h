@@ -51,6 +51,9 @@ class CudaBackend final : public Backend {
   CudaBackend& operator=(const CudaBackend&) = delete;
 
   const DeviceCaps& caps() const { return caps_; }
+  cudaStream_t compute_stream() const { return compute_->stream(); }
+  // Called when the host has waited for the device's results, before it uses them; may throw. Empty: nothing to check.
+  void set_result_check(std::function<void()> check) { result_check_ = std::move(check); }
 
   std::string_view name() const override { return name_; }
   bool uses_host_memory() const override { return false; }
@@ -88,6 +91,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<CudaLane> compute_, copy_;
   std::unique_ptr<CudaOps> ops_;
   std::unordered_map<uint64_t, Repeated> repeated_;
+  std::function<void()> result_check_;
 };
 
 // Pins memory for every device of the process; false when the system has no more to give. Throws Error{device}.
