@@ -52,8 +52,10 @@ void CudaLane::drain() {
 
 // --- CudaBackend ---
 
-CudaBackend::CudaBackend(int ordinal, std::optional<int> force_sm)
-    : caps_(query_device(ordinal, force_sm)), name_(fmt::format("cuda:{}", ordinal)) {
+CudaBackend::CudaBackend(int ordinal, std::optional<int> force_sm, int ranks_on_device)
+    : caps_(query_device(ordinal, force_sm)),
+      ranks_on_device_(ranks_on_device),
+      name_(fmt::format("cuda:{}", ordinal)) {
   bind_thread();
   staging_ = std::make_unique<StagingRing>();
   compute_ = std::make_unique<CudaLane>(events_, *staging_);
@@ -76,6 +78,10 @@ void CudaBackend::bind_thread() {
 }
 
 std::optional<int64_t> CudaBackend::free_bytes() {
+  return device_free_bytes() / ranks_on_device_;
+}
+
+int64_t CudaBackend::device_free_bytes() {
   bind_thread();
   size_t free_bytes = 0, total_bytes = 0;
   check(cudaMemGetInfo(&free_bytes, &total_bytes), "reading the device's free memory");
@@ -92,7 +98,7 @@ Buffer CudaBackend::allocate(int64_t bytes, std::string_view tag) {
     throw_error(ErrorCode::resource,
                 "{} bytes on {} for {} could not be had: {} of {} are free; lower --vram-budget, --context or --chunk, "
                 "or stop what else uses the device",
-                bytes, name_, tag, *free_bytes(), caps_.memory_bytes);
+                bytes, name_, tag, device_free_bytes(), caps_.memory_bytes);
   }
   check(status, "taking device memory");
   return {*this, data, bytes};

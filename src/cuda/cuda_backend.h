@@ -44,8 +44,9 @@ class CudaLane final : public Lane {
 
 class CudaBackend final : public Backend {
  public:
-  // Throws Error like query_device().
-  explicit CudaBackend(int ordinal, std::optional<int> force_sm = {});
+  // `ranks_on_device`: how many backends share the device; free_bytes() is this one's part. Throws Error like
+  // query_device().
+  explicit CudaBackend(int ordinal, std::optional<int> force_sm = {}, int ranks_on_device = 1);
   ~CudaBackend() override;
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
@@ -83,7 +84,10 @@ class CudaBackend final : public Backend {
   void release(void* data, int64_t bytes) noexcept override;
   Repeated capture(const std::function<void()>& body);
 
+  int64_t device_free_bytes();
+
   DeviceCaps caps_;
+  int ranks_on_device_;
   std::string name_;
   std::vector<cudaEvent_t> events_;
   std::vector<void*> host_blocks_;  // of allocate_host(), not yet released

@@ -163,9 +163,9 @@ void DeviceGroup::State::find_paths() {
   paths.resize(static_cast<size_t>(world() * world()));
   for (int a = 0; a < world(); ++a)
     for (int b = 0; b <= a; ++b) {
-      PeerPath found = {Reach::absent, "peer access is off"};
-      if (options.peer_access || at(a).device() == at(b).device())
-        found = prove_peer_path(at(a).device(), at(b).device());
+      const int device_a = at(a).device(), device_b = at(b).device();
+      const PeerPath found =
+          device_a == device_b ? PeerPath{Reach::same_device, ""} : options.prove_path(device_a, device_b);
       paths[static_cast<size_t>(a * world() + b)] = paths[static_cast<size_t>(b * world() + a)] = found;
     }
   for (int a = 0; a < world(); ++a)

@@ -16,6 +16,7 @@
 #define OFFLOAD_CUDA_GROUP_COLLECTIVE_H_
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,7 +52,8 @@ struct WaySample {
 WayChoice choose_ways(const std::vector<WaySample>& samples);
 
 struct GroupOptions {
-  bool peer_access = true;  // false: as if no device reached another's memory
+  // How paths are found; a test or a bench may have some missing.
+  std::function<PeerPath(int device_a, int device_b)> prove_path = prove_peer_path;
   bool nccl = true;
   bool measure = true;                            // false: waiting for what fits, else ordered
   std::optional<GroupWay> only = {};              // this way wherever it can go

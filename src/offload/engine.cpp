@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/models/registry.h"
+#include "offload/numa.h"
 #include "offload/system_memory.h"
 
 namespace offload {
@@ -30,6 +31,15 @@ void check_world(const ModelSpec& spec, int world, ShardForm form) {
   if (std::find(worlds.begin(), worlds.end(), world) != worlds.end()) return;
   throw_error(ErrorCode::usage, "--tp {}: the model's {} cannot be split so; it runs with --tp {}", world,
               tensor_parallel_obstacle(spec), fmt::join(worlds, ", "));
+}
+
+// The nodes of the ranks' devices as residency counts them.
+std::vector<int> nodes_of(const Devices& devices) {
+  std::vector<int> nodes;
+  if (devices.numa_nodes.empty()) return nodes;
+  const NumaBinding numa;
+  for (const int node : devices.numa_nodes) nodes.push_back(numa.node_of_system(node));
+  return nodes;
 }
 
 // A feed of more rows than experts have a canonical order for is a prompt.
@@ -104,7 +114,7 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
         std::make_unique<RankTrace>(*devices.backends[static_cast<size_t>(r)], r, options.trace_events, origin_ns));
   const std::vector<ExpertLayer> layers = Model::expert_layers(spec_);
   residency_.emplace(*source_, layers, Model::expert_shape(spec_, expert_dtype(*source_, layers.front())),
-                     ResidencyOptions{.form = options.shard, .world = world});
+                     ResidencyOptions{.form = options.shard, .world = world, .numa_nodes = nodes_of(devices)});
   for (int r = 0; r < world; ++r) {
     ranks_.push_back(plan_rank(options, devices, r));
     const RankMemory& memory = ranks_.back()->memory();

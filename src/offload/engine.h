@@ -27,6 +27,8 @@ struct Devices {
   std::vector<Collective*> collectives;  // empty for one rank
   std::vector<Ops*> host_ops;            // on host memory, each for its rank's thread; empty: no expert runs there
   PinHooks pinning = {};                 // of host memory that the devices copy from
+  // The system's number of the NUMA node of each rank's device, -1 where it is not known; empty: no preference.
+  std::vector<int> numa_nodes = {};
 
   Devices(Backend& one) : backends{&one} {}  // NOLINT: one backend is a world of one
   Devices(std::vector<Backend*> all, std::vector<Collective*> ends, std::vector<Ops*> host = {})
