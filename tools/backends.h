@@ -3,6 +3,7 @@
 #define OFFLOAD_TOOLS_BACKENDS_H_
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common.h"
@@ -18,12 +19,18 @@ std::string why_no_cuda();
 // REQUIRES: settings from settings_of().
 std::unique_ptr<Backend> make_backend(const Settings& settings, int rank = 0);
 
+class RankGroup;
+
 // One backend per rank and what joins them. Outlives the engine.
 class DeviceSet {
  public:
+  // Throws Error: usage where the model or the GPUs cannot be had as settings ask.
   explicit DeviceSet(const Settings& settings);
   ~DeviceSet();
   Devices devices() const;
+  // What the devices are and how they are linked, for a log; and what is wrong with that. None on a CPU.
+  const std::vector<std::string>& banner() const { return banner_; }
+  const std::vector<std::string>& warnings() const { return warnings_; }
   // Of the ops of all ranks since the last reset, on devices and on the host beside them.
   Cost total_cost() const;
   void reset_cost();
@@ -31,12 +38,12 @@ class DeviceSet {
   void set_observer(OpObserver* observer);
 
  private:
-  struct Group;  // what the collectives of one backend share
-
   PinHooks pinning_;
+  std::vector<int> numa_nodes_;
+  std::vector<std::string> banner_, warnings_;
   std::vector<std::unique_ptr<Backend>> backends_;
   std::vector<std::unique_ptr<Ops>> host_ops_;
-  std::unique_ptr<Group> group_;
+  std::unique_ptr<RankGroup> group_;
   std::vector<std::unique_ptr<Collective>> ends_;
 };
 

@@ -25,14 +25,6 @@ int64_t device_budget(const EngineOptions& options, Backend& backend) {
   return options.vram_budget_bytes.value_or(*backend.free_bytes() - Engine::kDeviceReserveBytes);
 }
 
-// Refuses a world that the model cannot be split over, naming those that it can.
-void check_world(const ModelSpec& spec, int world, ShardForm form) {
-  const std::vector<int> worlds = tensor_parallel_worlds(spec, form == ShardForm::slice);
-  if (std::find(worlds.begin(), worlds.end(), world) != worlds.end()) return;
-  throw_error(ErrorCode::usage, "--tp {}: the model's {} cannot be split so; it runs with --tp {}", world,
-              tensor_parallel_obstacle(spec), fmt::join(worlds, ", "));
-}
-
 // The nodes of the ranks' devices as residency counts them.
 std::vector<int> nodes_of(const Devices& devices) {
   std::vector<int> nodes;
@@ -64,6 +56,13 @@ int64_t group_of(const EngineOptions& options, const Devices& devices, int64_t c
 
 }  // namespace
 
+void Engine::require_world(const ModelSpec& spec, int world, ShardForm shard) {
+  const std::vector<int> worlds = tensor_parallel_worlds(spec, shard == ShardForm::slice);
+  if (std::find(worlds.begin(), worlds.end(), world) != worlds.end()) return;
+  throw_error(ErrorCode::usage, "--tp {}: the model's {} cannot be split so; it runs with --tp {}", world,
+              tensor_parallel_obstacle(spec), fmt::join(worlds, ", "));
+}
+
 int64_t Engine::context_of(const EngineOptions& options, const ModelSpec& spec) {
   if (options.context == 0) return std::min(spec.context_max, kContextDefault);
   if (options.context < 1 || options.context > spec.context_max)
@@ -80,7 +79,7 @@ Engine::Engine(const EngineOptions& options, const Devices& devices)
       group_(group_of(options, devices, std::max<int64_t>(1, chunk_), context_)),
       collectives_(devices.collectives) {
   if (chunk_ < 1) throw_error(ErrorCode::usage, "--chunk {} must be at least 1", options.chunk);
-  check_world(spec_, static_cast<int>(devices.backends.size()), options.shard);
+  require_world(spec_, static_cast<int>(devices.backends.size()), options.shard);
   open(options);
   plan(options, devices);
   plan_budget(options);

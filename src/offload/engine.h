@@ -100,6 +100,9 @@ class Engine {
   // The positions that an engine with these options would have. Throws Error{usage}.
   static int64_t context_of(const EngineOptions& options, const ModelSpec& spec);
 
+  // Throws Error{usage} when the model cannot be split over so many ranks, naming the numbers that it can.
+  static void require_world(const ModelSpec& spec, int world, ShardForm shard);
+
   const ModelSpec& spec() const { return spec_; }
   int world() const { return static_cast<int>(ranks_.size()); }
   const MemoryPlan& memory() const { return memory_; }

@@ -77,7 +77,8 @@ std::vector<int> visible_gpus(std::span<const GpuIdentity> all, std::optional<st
 }
 
 std::string why_none_visible(std::span<const GpuIdentity> all, std::optional<std::string_view> visible_devices) {
-  if (!visible_devices || all.empty() || !visible_gpus(all, visible_devices).empty()) return "";
+  if (!visible_devices || all.empty() || visible_devices->find("MIG-") != std::string_view::npos) return "";
+  if (!visible_gpus(all, visible_devices).empty()) return "";
   return fmt::format("{}, which leaves no GPU of this machine's {}; unset it or name some of 0 to {}",
                      variable_text(*visible_devices), all.size(), all.size() - 1);
 }
