@@ -81,7 +81,9 @@ std::unique_ptr<Backend> make_cuda_backend(const Settings& settings, int rank) {
 
 class CudaGroup final : public RankGroup {
  public:
-  explicit CudaGroup(const std::vector<std::unique_ptr<Backend>>& backends) : group_(cuda_backends(backends)) {}
+  explicit CudaGroup(const std::vector<std::unique_ptr<Backend>>& backends, const cuda::GroupOptions& options = {})
+      : group_(cuda_backends(backends), options) {}
+  cuda::DeviceGroup& group() { return group_; }
   std::unique_ptr<Collective> end(int rank) override { return group_.end(rank); }
   std::string describe() const override { return group_.describe(); }
 
@@ -96,6 +98,37 @@ class CudaGroup final : public RankGroup {
 
 std::unique_ptr<RankGroup> make_cuda_group(const std::vector<std::unique_ptr<Backend>>& backends) {
   return std::make_unique<CudaGroup>(backends);
+}
+
+void add_timings(std::vector<AllReduceTiming>& timings, std::string_view link,
+                 const std::vector<cuda::WaySample>& samples) {
+  for (const cuda::WaySample& sample : samples)
+    for (const auto& [way, seconds] : {std::pair{cuda::GroupWay::waiting, sample.waiting_s},
+                                       {cuda::GroupWay::ordered, sample.ordered_s},
+                                       {cuda::GroupWay::nccl, sample.nccl_s}}) {
+      if (!seconds) continue;
+      const std::string name = fmt::format("all_reduce/{}/{}/{}", cuda::group_way_name(way), link, sample.bytes);
+      auto at = std::find_if(timings.begin(), timings.end(), [&](const auto& each) { return each.name == name; });
+      if (at == timings.end()) at = timings.insert(at, {name, sample.bytes});
+      at->seconds.push_back(*seconds);
+    }
+}
+
+std::vector<AllReduceTiming> time_cuda_all_reduce(const Settings& settings, int64_t repeat) {
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (int rank = 0; rank < settings.tp; ++rank) backends.push_back(make_cuda_backend(settings, rank));
+  const auto no_path = [](int, int) { return cuda::PeerPath{cuda::Reach::absent, "left out"}; };
+  std::vector<AllReduceTiming> timings;
+  for (const bool by_host : {false, true}) {
+    cuda::GroupOptions options{.measure = false};
+    if (by_host) options.prove_path = no_path;
+    CudaGroup group(backends, options);
+    const bool reaches = group.group().path(0, settings.tp - 1).reach != cuda::Reach::absent;
+    if (by_host && reaches) break;  // all ranks are on one device
+    for (int64_t i = 0; i < repeat; ++i) add_timings(timings, reaches ? "memory" : "host", group.group().measure());
+    if (!by_host && !reaches) break;
+  }
+  return timings;
 }
 
 DeviceNotes cuda_notes(const Settings& settings) {
@@ -166,6 +199,9 @@ std::unique_ptr<RankGroup> make_cuda_group(const std::vector<std::unique_ptr<Bac
   no_cuda();
 }
 DeviceNotes cuda_notes(const Settings&) {
+  no_cuda();
+}
+std::vector<AllReduceTiming> time_cuda_all_reduce(const Settings&, int64_t) {
   no_cuda();
 }
 PinHooks cuda_pinning() {
@@ -259,6 +295,11 @@ Roofs measure_roofs(const Settings& settings) {
   OFL_ASSERT(settings.device == "cpu");
   return {.read_bytes_per_s = cpu::measure_dram_read_bytes_per_s(settings.threads),
           .flops_per_s = cpu::measure_fma_flops_per_s(settings.threads, cpu::best_isa())};
+}
+
+std::vector<AllReduceTiming> measure_all_reduce(const Settings& settings, int64_t repeat) {
+  OFL_ASSERT(settings.device == "cuda" && settings.tp > 1);
+  return time_cuda_all_reduce(settings, repeat);
 }
 
 std::string instruction_set(const Settings& settings) {

@@ -55,6 +55,16 @@ struct Roofs {
 };
 Roofs measure_roofs(const Settings& settings);
 
+// One way of an all-reduce over settings.tp ranks, at one size.
+struct AllReduceTiming {
+  std::string name;  // "all_reduce/waiting/peer/10240"
+  int64_t bytes = 0;
+  std::vector<double> seconds = {};  // one per measurement
+};
+// Every way that the ranks' devices have, with and without the memory that they reach of one another. `repeat`
+// measurements of several calls each. REQUIRES: settings.tp > 1 on GPUs.
+std::vector<AllReduceTiming> measure_all_reduce(const Settings& settings, int64_t repeat);
+
 // "avx2", "NVIDIA H200, plans of sm_75", ...: the kernels that make_backend's backend uses.
 std::string instruction_set(const Settings& settings);
 

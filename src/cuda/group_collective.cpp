@@ -108,7 +108,7 @@ struct DeviceGroup::State {
 
   void find_paths();
   void take_memory();
-  void measure();
+  std::vector<WaySample> measure();
   WaySample measure_size(int rank, const DeviceMemory& memory, int64_t bytes);
   double measure_way(int rank, GroupWay way, const Tensor& tensor);
 
@@ -155,7 +155,10 @@ DeviceGroup::State::State(std::vector<CudaBackend*> backends, const GroupOptions
     why_no_nccl = is_shared ? "ranks share a device" : "not asked for";
   take_memory();
   choice.waiting_bytes_max = is_shared ? 0 : kWaitingElementsMost * dtype_bytes(DType::f32);
-  if (options.measure && !is_shared && !options.only) measure();
+  if (options.measure && !is_shared && !options.only) {
+    samples = measure();
+    choice = choose_ways(samples);
+  }
   for (int r = 0; r < world(); ++r) at(r).backend->set_result_check([this, r] { check(r); });
 }
 
@@ -409,14 +412,15 @@ double DeviceGroup::State::measure_way(int rank, GroupWay way, const Tensor& ten
 WaySample DeviceGroup::State::measure_size(int rank, const DeviceMemory& memory, int64_t bytes) {
   const Tensor tensor(memory.as<void>(), DType::f32, {bytes / dtype_bytes(DType::f32)});
   WaySample sample{.bytes = bytes};
-  if (tensor.elements() <= kWaitingElementsMost) sample.waiting_s = measure_way(rank, GroupWay::waiting, tensor);
+  if (has(GroupWay::waiting, tensor.elements())) sample.waiting_s = measure_way(rank, GroupWay::waiting, tensor);
   sample.ordered_s = measure_way(rank, GroupWay::ordered, tensor);
   if (nccl) sample.nccl_s = measure_way(rank, GroupWay::nccl, tensor);
   return sample;
 }
 
-void DeviceGroup::State::measure() {
+std::vector<WaySample> DeviceGroup::State::measure() {
   constexpr int64_t kSizes[] = {10 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20};
+  std::vector<WaySample> measured;
   std::exception_ptr failure;
   std::mutex mutex;
   const auto run = [&](int rank) {
@@ -425,7 +429,7 @@ void DeviceGroup::State::measure() {
       const DeviceMemory memory(at(rank).device(), kSizes[std::size(kSizes) - 1]);
       for (const int64_t bytes : kSizes) {
         const WaySample sample = measure_size(rank, memory, bytes);
-        if (rank == 0) samples.push_back(sample);
+        if (rank == 0) measured.push_back(sample);
       }
       meeting.wait_for_all(rank);  // memory that a peer writes stays until all are done
     } catch (const Error&) {
@@ -438,8 +442,8 @@ void DeviceGroup::State::measure() {
   for (int rank = 0; rank < world(); ++rank) threads.emplace_back(run, rank);
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
-  choice = choose_ways(samples);
   recover();
+  return measured;
 }
 
 // --- DeviceGroup ---
@@ -468,6 +472,10 @@ const WayChoice& DeviceGroup::choice() const {
 
 const std::vector<WaySample>& DeviceGroup::samples() const {
   return state_->samples;
+}
+
+std::vector<WaySample> DeviceGroup::measure() {
+  return state_->measure();
 }
 
 const PeerPath& DeviceGroup::path(int a, int b) const {

@@ -79,7 +79,10 @@ class DeviceGroup {
   // Whether this group has the way at all, for so many elements.
   bool has(GroupWay way, int64_t elements) const;
   const WayChoice& choice() const;
+  // What the choice was made by; none where the group did not measure.
   const std::vector<WaySample>& samples() const;
+  // Measures every way of the group on the ranks' devices, which should be idle. REQUIRES: no rank is in a call.
+  std::vector<WaySample> measure();
   const PeerPath& path(int a, int b) const;  // between two ranks
   // "2 ranks on 2 devices; peer access, written and verified; waiting to 256 KiB, nccl from 4 MiB"
   std::string describe() const;
