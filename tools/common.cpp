@@ -217,8 +217,25 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   app.add_flag("-v,--verbose", flags.verbose, "say more on standard error")->group("Output");
 }
 
+// For a rank that hangs: nothing can be destroyed behind its back.
+[[noreturn]] void end_stuck_process(const std::exception_ptr& cause) {
+  int code = 1;
+  std::string message = "a rank failed";
+  try {
+    std::rethrow_exception(cause);
+  } catch (const Error& error) {
+    code = exit_code(error.code());
+    message = error.message();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  say("offload", fmt::format("error: {} (a rank hangs; the process ends)", message));
+  _exit(code);
+}
+
 EngineOptions Settings::engine_options() const {
   EngineOptions options;
+  options.on_stuck = end_stuck_process;
   options.model_dir = model_dir;
   options.dummy_weights = dummy_weights;
   options.seed = seed;

@@ -212,7 +212,7 @@ void Engine::load(const EngineOptions& options, const Devices& devices) {
   logits_memory_ = ranks_.front()->backend().allocate_host(logits * dtype_bytes(DType::f32), "logits");
   logits_ = {static_cast<float*>(logits_memory_.data()), static_cast<size_t>(logits)};
   if (world() > 1) collectives_.front()->reserve(chunk_ * spec_.hidden);
-  team_ = std::make_unique<RankTeam>(world());
+  team_ = std::make_unique<RankTeam>(world(), options.on_stuck);
 }
 
 int64_t Engine::cpu_expert_bytes() const {

@@ -60,6 +60,8 @@ struct EngineOptions {
   bool verify_ranks = false;
   // For tests: see ReadFault.
   ReadFault read_fault = {};
+  // See RankTeam; empty: a rank that hangs is waited for.
+  StuckHook on_stuck = {};
   // Told the bytes loaded so far and in all. May throw Error{interrupted} to stop the load.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
