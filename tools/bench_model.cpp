@@ -43,7 +43,10 @@ class ModelBench::Runner {
     LoadProgress progress(std::string(kProgram), printable(settings.model_dir, 4096));
     EngineOptions engine_options = settings.engine_options();
     // A recorder takes a step's layers one after the other.
-    if (options.records_routing) engine_options.prefill_group = 1;
+    if (options.records_routing) {
+      engine_options.prefill_group = 1;
+      engine_options.overlap_rows_min = INT64_MAX;
+    }
     if (engine_options.context == 0) {
       engine_options.context = options.prompt_tokens + options.decode_tokens;
       // The engine's own message would name a flag that was not given.

@@ -16,8 +16,12 @@ bool is_pinned(const void* host) {
 
 // --- CudaLane ---
 
-CudaLane::CudaLane(const std::vector<cudaEvent_t>& events, StagingRing& staging) : events_(events), staging_(staging) {
-  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+CudaLane::CudaLane(const std::vector<cudaEvent_t>& events, StagingRing& staging, Priority priority)
+    : events_(events), staging_(staging) {
+  int usual = 0, first = 0;
+  check(cudaDeviceGetStreamPriorityRange(&usual, &first), "asking for the streams' priorities");
+  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority == Priority::first ? first : usual),
+        "creating a stream");
 }
 
 CudaLane::~CudaLane() {
@@ -60,6 +64,7 @@ CudaBackend::CudaBackend(int ordinal, std::optional<int> force_sm, int ranks_on_
   staging_ = std::make_unique<StagingRing>();
   compute_ = std::make_unique<CudaLane>(events_, *staging_);
   copy_ = std::make_unique<CudaLane>(events_, *staging_);
+  sums_ = std::make_unique<CudaLane>(events_, *staging_, CudaLane::Priority::first);
   ops_ = std::make_unique<CudaOps>(caps_, compute_->stream(), *staging_);
 }
 
@@ -67,6 +72,7 @@ CudaBackend::~CudaBackend() {
   static_cast<void>(cudaSetDevice(caps_.device));
   repeated_.clear();
   ops_.reset();
+  sums_.reset();
   copy_.reset();
   compute_.reset();
   staging_.reset();

@@ -22,8 +22,10 @@ namespace offload::cuda {
 
 class CudaLane final : public Lane {
  public:
+  // Where the device has to choose whose blocks start next.
+  enum class Priority { usual, first };
   // Owns neither.
-  CudaLane(const std::vector<cudaEvent_t>& events, StagingRing& staging);
+  CudaLane(const std::vector<cudaEvent_t>& events, StagingRing& staging, Priority priority = Priority::usual);
   ~CudaLane() override;
   CudaLane(const CudaLane&) = delete;
   CudaLane& operator=(const CudaLane&) = delete;
@@ -53,6 +55,8 @@ class CudaBackend final : public Backend {
 
   const DeviceCaps& caps() const { return caps_; }
   cudaStream_t compute_stream() const { return compute_->stream(); }
+  // For sums over ranks that run beside the ops.
+  CudaLane& sum_lane() { return *sums_; }
   // Called when the host has waited for the device's results, before it uses them; may throw. Empty: nothing to check.
   void set_result_check(std::function<void()> check) { result_check_ = std::move(check); }
 
@@ -92,7 +96,7 @@ class CudaBackend final : public Backend {
   std::vector<cudaEvent_t> events_;
   std::vector<void*> host_blocks_;  // of allocate_host(), not yet released
   std::unique_ptr<StagingRing> staging_;
-  std::unique_ptr<CudaLane> compute_, copy_;
+  std::unique_ptr<CudaLane> compute_, copy_, sums_;
   std::unique_ptr<CudaOps> ops_;
   std::unordered_map<uint64_t, Repeated> repeated_;
   std::function<void()> result_check_;

@@ -22,6 +22,8 @@ constexpr int64_t kScratchBytes = int64_t{32} << 20;
 // Shares begin at multiples of so many elements, which the sums load at once.
 constexpr int64_t kShareStep = 64;
 
+constexpr size_t kSumsMost = 2;  // started and not finished
+
 // A span of a tensor's elements.
 struct Share {
   int64_t begin = 0, end = 0;
@@ -76,14 +78,16 @@ WayChoice choose_ways(const std::vector<WaySample>& samples) {
 struct DeviceGroup::State {
   struct Rank {
     CudaBackend* backend;
-    DeviceEvent ready, done;
+    cudaStream_t stream;  // that sums are given to now: the compute lane's, or the sum lane's
+    DeviceEvent ready, done, computed;
+    DeviceEvent summed[kSumsMost];  // of started sums, in turn
+    uint64_t started = 0, finished = 0;
     DeviceMemory mailbox, clock, scratch;  // [world] x [2][kHalfPackets]; GroupClock; parts on their way
     Piece shared = {};                     // what the rank brought to the ordered sum in progress
     uint64_t stages = 0;                   // ordered sums so far: of two stages the next is used
     bool reaches_all = true;               // by memory alone
 
     int device() const { return backend->caps().device; }
-    cudaStream_t stream() const { return backend->compute_stream(); }
   };
 
   State(std::vector<CudaBackend*> backends, const GroupOptions& group_options);
@@ -146,7 +150,15 @@ DeviceGroup::State::State(std::vector<CudaBackend*> backends, const GroupOptions
     const int device = backend->caps().device;
     is_shared |= std::find(devices.begin(), devices.end(), device) != devices.end();
     devices.push_back(device);
-    ranks.push_back(Rank{backend, DeviceEvent(device), DeviceEvent(device), {}, {}, {}});
+    ranks.push_back(Rank{.backend = backend,
+                         .stream = backend->compute_stream(),
+                         .ready = DeviceEvent(device),
+                         .done = DeviceEvent(device),
+                         .computed = DeviceEvent(device),
+                         .summed = {DeviceEvent(device), DeviceEvent(device)},
+                         .mailbox = {},
+                         .clock = {},
+                         .scratch = {}});
   }
   find_paths();
   if (options.nccl && !is_shared)
@@ -241,14 +253,14 @@ void DeviceGroup::State::wait_and_sum(int rank, const Tensor& tensor) {
     args.in[q] = direct ? packets(self.mailbox, q) : packets(mailboxes, q);
   }
   if (!self.reaches_all) args.out[args.outs++] = packets(mailboxes, rank);
-  waiting_sum(args, tensor.dtype(), self.stream());
+  waiting_sum(args, tensor.dtype(), self.stream);
 }
 
 // The rank's stream goes on when every peer's has come to its last record of `event`, which precedes the last meeting.
 void DeviceGroup::State::wait_for(int rank, DeviceEvent Rank::*event) {
   for (int q = 0; q < world(); ++q)
     if (q != rank)
-      cuda::check(cudaStreamWaitEvent(at(rank).stream(), (at(q).*event).get(), 0), "waiting for another rank");
+      cuda::check(cudaStreamWaitEvent(at(rank).stream, (at(q).*event).get(), 0), "waiting for another rank");
 }
 
 // Each rank sums its share of the elements and writes it into the tensors that it reaches, so no rank touches another's
@@ -260,7 +272,7 @@ void DeviceGroup::State::sum_in_order(int rank, const Piece& piece) {
   const auto staged = [&](int q) { return Piece{stage(q, number), piece.elements, piece.dtype}; };
   const auto copy = [&](std::span<std::byte> from, std::span<std::byte> to) {
     if (!from.empty())
-      cuda::check(cudaMemcpyAsync(to.data(), from.data(), from.size(), cudaMemcpyDefault, self.stream()),
+      cuda::check(cudaMemcpyAsync(to.data(), from.data(), from.size(), cudaMemcpyDefault, self.stream),
                   "copying a part");
   };
   self.shared = piece;
@@ -268,7 +280,7 @@ void DeviceGroup::State::sum_in_order(int rank, const Piece& piece) {
     const Share share = share_of(q, world(), piece.elements);
     if (!reaches(rank, q)) copy(piece.bytes(share), staged(rank).bytes(share));
   }
-  cuda::check(cudaEventRecord(self.ready.get(), self.stream()), "recording an event");
+  cuda::check(cudaEventRecord(self.ready.get(), self.stream), "recording an event");
   meeting.wait_for_all(rank);
   wait_for(rank, &Rank::ready);
 
@@ -281,8 +293,8 @@ void DeviceGroup::State::sum_in_order(int rank, const Piece& piece) {
     if (reaches(rank, q)) args.out[args.outs++] = at(q).shared.bytes(mine).data();
   }
   if (!self.reaches_all) args.out[args.outs++] = staged(rank).bytes(mine).data();
-  slice_sum(args, piece.dtype, self.stream());
-  cuda::check(cudaEventRecord(self.done.get(), self.stream()), "recording an event");
+  slice_sum(args, piece.dtype, self.stream);
+  cuda::check(cudaEventRecord(self.done.get(), self.stream), "recording an event");
   meeting.wait_for_all(rank);
   wait_for(rank, &Rank::done);
   for (int q = 0; q < world(); ++q) {
@@ -311,9 +323,9 @@ void DeviceGroup::State::sum_by_nccl(int rank, const Piece& piece) {
   }
   meeting.wait_for_all(rank);
   try {
-    nccl->exchange(rank, theirs, arrived, self.stream());
-    slice_sum(args, piece.dtype, self.stream());
-    nccl->exchange(rank, ours, theirs, self.stream());
+    nccl->exchange(rank, theirs, arrived, self.stream);
+    slice_sum(args, piece.dtype, self.stream);
+    nccl->exchange(rank, ours, theirs, self.stream);
   } catch (...) {
     nccl->abort();
     throw;
@@ -347,7 +359,8 @@ void DeviceGroup::State::abort() noexcept {
 void DeviceGroup::State::recover() noexcept {
   for (const Rank& rank : ranks) {
     static_cast<void>(cudaSetDevice(rank.device()));
-    static_cast<void>(cudaStreamSynchronize(rank.stream()));
+    static_cast<void>(cudaStreamSynchronize(rank.backend->compute_stream()));
+    static_cast<void>(cudaStreamSynchronize(rank.backend->sum_lane().stream()));
   }
   for (Rank& rank : ranks) {
     static_cast<void>(cudaSetDevice(rank.device()));
@@ -355,7 +368,8 @@ void DeviceGroup::State::recover() noexcept {
       if (memory->bytes() > 0)
         static_cast<void>(cudaMemset(memory->as<void>(), 0, static_cast<size_t>(memory->bytes())));
     static_cast<void>(cudaDeviceSynchronize());
-    rank.stages = 0;
+    rank.stages = rank.started = rank.finished = 0;
+    rank.stream = rank.backend->compute_stream();
   }
   words.clear();
   mailboxes.clear();
@@ -374,10 +388,34 @@ class DeviceGroup::End final : public Collective {
     if (tensor.elements() == 0) return;
     state_.check(rank_);
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(state_.at(rank_).stream(), &capture), "asking for a capture");
+    check(cudaStreamIsCapturing(state_.at(rank_).stream, &capture), "asking for a capture");
     const bool is_captured = capture != cudaStreamCaptureStatusNone;
     OFL_ASSERT(!is_captured || (!state_.is_shared && tensor.elements() <= kWaitingElementsMost));
     state_.all_reduce(rank_, is_captured ? GroupWay::waiting : state_.way_of(tensor), tensor);
+  }
+
+  void start_sum(const Tensor& tensor) override {
+    State::Rank& self = state_.at(rank_);
+    OFL_ASSERT(self.started - self.finished < kSumsMost);
+    follow_compute();
+    self.stream = self.backend->sum_lane().stream();
+    all_reduce_sum(tensor);
+    check(cudaEventRecord(self.summed[self.started++ % kSumsMost].get(), self.stream), "recording an event");
+    self.stream = self.backend->compute_stream();
+  }
+
+  void finish_sum() override {
+    State::Rank& self = state_.at(rank_);
+    OFL_ASSERT(self.finished < self.started);
+    check(cudaStreamWaitEvent(self.stream, self.summed[self.finished++ % kSumsMost].get(), 0), "waiting for a sum");
+  }
+
+  Lane* sum_lane() override { return &state_.at(rank_).backend->sum_lane(); }
+
+  void follow_compute() override {
+    State::Rank& self = state_.at(rank_);
+    check(cudaEventRecord(self.computed.get(), self.backend->compute_stream()), "recording an event");
+    check(cudaStreamWaitEvent(self.backend->sum_lane().stream(), self.computed.get(), 0), "waiting for the ops");
   }
 
   bool all_equal(uint64_t value) override { return state_.meeting.all_equal(rank_, value); }
@@ -398,13 +436,13 @@ double DeviceGroup::State::measure_way(int rank, GroupWay way, const Tensor& ten
   auto begin = Clock::now();
   for (int i = -warmups; i < repeats; ++i) {
     if (i == 0) {
-      cuda::check(cudaStreamSynchronize(at(rank).stream()), "waiting for the device");
+      cuda::check(cudaStreamSynchronize(at(rank).stream), "waiting for the device");
       meeting.wait_for_all(rank);
       begin = Clock::now();
     }
     all_reduce(rank, way, tensor);
   }
-  cuda::check(cudaStreamSynchronize(at(rank).stream()), "waiting for the device");
+  cuda::check(cudaStreamSynchronize(at(rank).stream), "waiting for the device");
   check(rank);
   return std::chrono::duration<double>(Clock::now() - begin).count() / repeats;
 }

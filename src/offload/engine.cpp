@@ -34,6 +34,11 @@ std::vector<int> nodes_of(const Devices& devices) {
   return nodes;
 }
 
+int64_t overlap_rows_min(const EngineOptions& options, Collective* collective) {
+  const bool has_lane = collective != nullptr && collective->sum_lane() != nullptr;
+  return options.overlap_rows_min.value_or(has_lane ? Engine::kOverlapRows : INT64_MAX);
+}
+
 // A feed of more rows than experts have a canonical order for is a prompt.
 Phase phase_of(int64_t tokens) {
   return tokens <= kCanonicalRowsMax ? Phase::decode : Phase::prefill;
@@ -141,6 +146,7 @@ std::unique_ptr<RankContext> Engine::plan_rank(const EngineOptions& options, con
                            .context = context_,
                            .chunk = chunk_,
                            .group = group_,
+                           .overlap_rows_min = overlap_rows_min(options, collective),
                            .cache = options.cache,
                            .verify = options.verify_ranks,
                            .trace = traces_.empty() ? nullptr : traces_[static_cast<size_t>(rank)].get()};

@@ -28,7 +28,8 @@ struct RankOptions {
   Arithmetic arithmetic;
   int64_t context = 0;
   int64_t chunk = 0;
-  int64_t group = 0;  // tokens that pass each layer together, in chunks; at least `chunk`
+  int64_t group = 0;                     // tokens that pass each layer together, in chunks; at least `chunk`
+  int64_t overlap_rows_min = INT64_MAX;  // see Step
   ExpertCacheOptions cache;
   bool verify = false;         // compares selections across ranks
   RankTrace* trace = nullptr;  // null: nothing is recorded; outlives the rank
