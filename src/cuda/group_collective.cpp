@@ -465,6 +465,7 @@ std::vector<WaySample> DeviceGroup::State::measure() {
     try {
       at(rank).backend->bind_thread();
       const DeviceMemory memory(at(rank).device(), kSizes[std::size(kSizes) - 1]);
+      meeting.wait_for_all(rank);  // taking memory may wait for a device that waits for this rank
       for (const int64_t bytes : kSizes) {
         const WaySample sample = measure_size(rank, memory, bytes);
         if (rank == 0) measured.push_back(sample);
