@@ -537,22 +537,13 @@ std::string DeviceGroup::describe() const {
     return bytes < (1 << 20) ? fmt::format("{} KiB", bytes >> 10) : fmt::format("{} MiB", bytes >> 20);
   };
   if (choice().waiting_bytes_max > 0) text += fmt::format("; kernels wait up to {}", size(choice().waiting_bytes_max));
-  text += state_->nccl && choice().nccl_bytes_min != INT64_MAX
-              ? fmt::format("; NCCL from {}", size(choice().nccl_bytes_min))
-              : std::string("; large sums without NCCL");
+  if (!state_->nccl)
+    text += fmt::format("; no NCCL: {}", state_->why_no_nccl);
+  else if (choice().nccl_bytes_min == INT64_MAX)
+    text += "; NCCL is slower";
+  else
+    text += fmt::format("; NCCL from {}", size(choice().nccl_bytes_min));
   return text;
-}
-
-std::vector<std::string> DeviceGroup::warnings() const {
-  std::vector<std::string> lines;
-  for (int a = 0; a < world(); ++a)
-    for (int b = 0; b < a; ++b)
-      if (path(a, b).reach == Reach::broken)
-        lines.push_back(
-            fmt::format("peer access between ranks {} and {} is broken and not used: {}; a virtualised or "
-                        "IOMMU-translated PCIe path does this: turn the IOMMU or ACS off in the firmware",
-                        b, a, path(a, b).why));
-  return lines;
 }
 
 }  // namespace offload::cuda

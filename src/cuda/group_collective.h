@@ -86,8 +86,6 @@ class DeviceGroup {
   const PeerPath& path(int a, int b) const;  // between two ranks
   // "2 ranks on 2 devices; peer access, written and verified; waiting to 256 KiB, nccl from 4 MiB"
   std::string describe() const;
-  // What is wrong, with its remedy, one line each: paths that are broken, NCCL that does not start.
-  std::vector<std::string> warnings() const;
 
  private:
   class End;
