@@ -125,6 +125,19 @@ TEST_CASE("ways_are_chosen_up_to_and_from_where_they_win_without_a_gap") {
   CHECK(all.of(11) == GroupWay::ordered);
   CHECK(all.of(299) == GroupWay::ordered);
   CHECK(all.of(300) == GroupWay::nccl);
+  CHECK(cuda::choose_ways({{.bytes = 16 << 20, .ordered_s = 600e-6}}).is_slow);
+  CHECK_FALSE(cuda::choose_ways({{.bytes = 16 << 20, .ordered_s = 600e-6, .nccl_s = 110e-6}}).is_slow);
+}
+
+TEST_CASE("a_broken_path_between_devices_is_used_by_nobody_and_said") {
+  for (const Layout& layout : layouts()) {
+    if (layout != Layout{0, 1}) continue;
+    const auto broken = [](int, int) { return cuda::PeerPath{cuda::Reach::broken, "words were lost"}; };
+    CudaGroup group(layout, {.prove_path = broken});
+    CHECK_FALSE(group.group().has(GroupWay::nccl, 1 << 20));
+    CHECK(group.group().describe().find("broken peer access") != std::string::npos);
+    for (const int64_t elements : {2560, 3000001}) CHECK(wrong_results<float>(group, DType::f32, elements, 2) == 0);
+  }
 }
 
 TEST_CASE("every_way_gives_every_rank_the_sum_in_rank_order_and_touches_nothing_else") {

@@ -152,6 +152,45 @@ TEST_CASE("the_way_that_sums_travel_the_slots_and_the_look_ahead_of_ranks_change
   }
 }
 
+TEST_CASE("chunks_in_halves_on_devices_agree_with_whole_ones_repeat_their_bits_and_are_the_same_by_every_way") {
+  const Golden golden;
+  const GoldenPrompt& prompt = long_chinese(golden);
+  for (const Layout& layout : layouts()) {
+    if (layout.size() > 4) continue;
+    for (const ShardForm shard : {ShardForm::expert, ShardForm::slice}) {
+      CAPTURE(layout_text(layout));
+      RigOptions whole{.shard = shard}, halves = whole;
+      halves.edit = [](EngineOptions& options) { options.overlap_rows_min = 16; };
+      CudaRig rig(layout, halves);
+      const std::vector<float> logits = rig.run(prompt, kChain);
+      CHECK(largest_difference(logits, CudaRig(layout, whole).run(prompt, kChain)) <= kRanksAbsolute);
+      CHECK(rig.run(prompt, kChain) == logits);
+      RigOptions ordered = halves;
+      ordered.group.only = cuda::GroupWay::ordered;
+      ordered.cache = {.slots = 40, .lookahead_layers = 2};
+      CHECK(CudaRig(layout, ordered).run(prompt, kChain) == logits);
+    }
+  }
+}
+
+TEST_CASE("greedy_tokens_found_on_the_devices_are_those_of_the_logits") {
+  const Golden golden;
+  const GoldenPrompt& prompt = golden.prompts().front();
+  for (const Layout& layout : layouts()) {
+    if (layout.size() > 4) continue;
+    CudaRig rig(layout, {});
+    Sequence sequence = rig.engine().new_sequence();
+    rig.engine().feed(sequence, prompt.ids, Engine::LogitRows::none, {});
+    for (int i = 0; i < 16; ++i) {
+      const std::optional<int32_t> found = rig.engine().largest_logit();
+      REQUIRE(found.has_value());
+      rig.engine().last_logits(
+          [&](int64_t, std::span<const float> logits) { CHECK(argmax(logits) == static_cast<size_t>(*found)); });
+      rig.engine().feed(sequence, std::span(&*found, 1), Engine::LogitRows::none, {});
+    }
+  }
+}
+
 TEST_CASE("an_interrupted_step_on_devices_leaves_a_world_that_can_start_again") {
   const Golden golden;
   const GoldenPrompt& prompt = golden.prompts().front();

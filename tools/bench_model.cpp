@@ -113,12 +113,7 @@ class ModelBench::Runner {
   int32_t feed(std::span<const int32_t> tokens, BenchHash& hash) {
     engine_->feed(*sequence_, tokens, Engine::LogitRows::none, {},
                   [](size_t, const Tensor&) { stop_if_interrupted(); });
-    int32_t next = 0;
-    if (engine_->world() == 1) {
-      next = engine_->largest_logit().value_or(0);
-    } else {
-      engine_->last_logits([&](int64_t, std::span<const float> logits) { next = largest_logit(logits).value_or(0); });
-    }
+    const int32_t next = engine_->largest_logit().value_or(0);
     hash.add(std::as_bytes(std::span(&next, 1)));
     return next;
   }

@@ -41,6 +41,8 @@ class Collective {
   virtual void finish_sum() {}
   // The lane that started sums run on; null where they are done when start_sum() returns, or on the compute lane.
   virtual Lane* sum_lane() { return nullptr; }
+  // Whether a sum takes so long that prompts gain by passing the layers in halves, beside whose work sums run.
+  virtual bool sums_are_slow() const { return false; }
   // What sum_lane() is given next comes after all that the compute lane has been given; start_sum() does so itself.
   virtual void follow_compute() {}
 

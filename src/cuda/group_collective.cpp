@@ -22,6 +22,8 @@ constexpr int64_t kScratchBytes = int64_t{32} << 20;
 // Shares begin at multiples of so many elements, which the sums load at once.
 constexpr int64_t kShareStep = 64;
 
+// Between a PCIe 5 link of its own through host memory (16 MiB in 600 us, two H200 on 2026-11-30) and NVLink (60 us).
+constexpr double kSlowBytesPerS = 80e9;
 constexpr size_t kSumsMost = 2;  // started and not finished
 
 // A span of a tensor's elements.
@@ -72,6 +74,10 @@ WayChoice choose_ways(const std::vector<WaySample>& samples) {
     if (sample->nccl_s.value_or(2e30) > sample->ordered_s.value_or(1e30)) break;
     choice.nccl_bytes_min = sample->bytes;
   }
+  if (samples.empty()) return choice;
+  const WaySample& largest = samples.back();
+  const double seconds = std::min(largest.ordered_s.value_or(1e30), largest.nccl_s.value_or(1e30));
+  choice.is_slow = static_cast<double>(largest.bytes) < kSlowBytesPerS * seconds;
   return choice;
 }
 
@@ -161,10 +167,16 @@ DeviceGroup::State::State(std::vector<CudaBackend*> backends, const GroupOptions
                          .scratch = {}});
   }
   find_paths();
-  if (options.nccl && !is_shared)
-    nccl = NcclExchange::open(devices, why_no_nccl);
+  const bool is_broken =
+      std::any_of(paths.begin(), paths.end(), [](const PeerPath& path) { return path.reach == Reach::broken; });
+  if (is_shared)
+    why_no_nccl = "ranks share a device";
+  else if (is_broken)
+    why_no_nccl = "it would trust the broken peer access";
+  else if (!options.nccl)
+    why_no_nccl = "not asked for";
   else
-    why_no_nccl = is_shared ? "ranks share a device" : "not asked for";
+    nccl = NcclExchange::open(devices, why_no_nccl);
   take_memory();
   choice.waiting_bytes_max = is_shared ? 0 : kWaitingElementsMost * dtype_bytes(DType::f32);
   if (options.measure && !is_shared && !options.only) {
@@ -410,6 +422,7 @@ class DeviceGroup::End final : public Collective {
     check(cudaStreamWaitEvent(self.stream, self.summed[self.finished++ % kSumsMost].get(), 0), "waiting for a sum");
   }
 
+  bool sums_are_slow() const override { return state_.choice.is_slow; }
   Lane* sum_lane() override { return &state_.at(rank_).backend->sum_lane(); }
 
   void follow_compute() override {

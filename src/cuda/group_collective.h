@@ -36,6 +36,7 @@ std::string_view group_way_name(GroupWay way);
 struct WayChoice {
   int64_t waiting_bytes_max = 0;
   int64_t nccl_bytes_min = INT64_MAX;
+  bool is_slow = false;  // large sums, even by the best way
 
   GroupWay of(int64_t bytes) const {
     if (bytes <= waiting_bytes_max) return GroupWay::waiting;

@@ -35,8 +35,8 @@ std::vector<int> nodes_of(const Devices& devices) {
 }
 
 int64_t overlap_rows_min(const EngineOptions& options, Collective* collective) {
-  const bool has_lane = collective != nullptr && collective->sum_lane() != nullptr;
-  return options.overlap_rows_min.value_or(has_lane ? Engine::kOverlapRows : INT64_MAX);
+  const bool pays = collective != nullptr && collective->sums_are_slow();
+  return options.overlap_rows_min.value_or(pays ? Engine::kOverlapRows : INT64_MAX);
 }
 
 // A feed of more rows than experts have a canonical order for is a prompt.
@@ -293,10 +293,17 @@ void Engine::feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows
 }
 
 std::optional<int32_t> Engine::largest_logit() {
-  if (world() > 1) return {};
-  int32_t id = -1;
-  run_ranks([&](int) { id = ranks_.front()->largest_logit(last_row_); });
-  return id < 0 ? std::optional<int32_t>() : id;
+  std::vector<RankContext::LargestLogit> of_ranks(ranks_.size());
+  run_ranks([&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    of_ranks[r] = ranks_[r]->largest_logit(last_row_);
+  });
+  RankContext::LargestLogit largest = of_ranks.front();
+  for (const RankContext::LargestLogit& each : of_ranks) {  // ranks have ascending tokens, so a tie stays the lower
+    if (each.id < 0) return {};
+    if (each.logit > largest.logit) largest = each;
+  }
+  return largest.id;
 }
 
 void Engine::last_logits(const LogitSink& sink) {

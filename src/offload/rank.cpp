@@ -170,14 +170,16 @@ Tensor RankContext::logit_tile(int64_t begin, int64_t count) {
   return tile;
 }
 
-int32_t RankContext::largest_logit(int64_t row) {
-  OFL_ASSERT(options_.slice.world == 1);
+RankContext::LargestLogit RankContext::largest_logit(int64_t row) {
   const ArenaScope scope(arena_);
   const Tensor tile = logit_tile(row, 1), id = arena_.take(DType::i32, {1});
   backend_.ops()(ArgmaxArgs{.x = tile, .ids = id});
-  int32_t largest = -1;
+  LargestLogit largest;
   const HostSpan wait(options_.trace, "wait_logits", {.rows = 1});
-  backend_.download(id, std::as_writable_bytes(std::span(&largest, 1)));
+  backend_.download(id, std::as_writable_bytes(std::span(&largest.id, 1)));
+  if (largest.id < 0 || options_.slice.world == 1) return largest;  // nobody compares it
+  backend_.download(tile.narrow(1, largest.id, 1), std::as_writable_bytes(std::span(&largest.logit, 1)));
+  largest.id += static_cast<int32_t>(model_->vocab().begin);
   return largest;
 }
 
