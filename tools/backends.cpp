@@ -131,6 +131,16 @@ std::vector<AllReduceTiming> time_cuda_all_reduce(const Settings& settings, int6
   return timings;
 }
 
+std::vector<std::string> describe_cuda() {
+  std::vector<int> all;
+  for (int device = 0; device < cuda::count_devices().count; ++device) all.push_back(device);
+  if (all.empty()) return {};
+  const cuda::SelfTest test = cuda::run_self_test(all);
+  std::vector<std::string> lines = cuda::banner(test);
+  for (const std::string& finding : cuda::findings(test)) lines.push_back("warning: " + finding);
+  return lines;
+}
+
 DeviceNotes cuda_notes(const Settings& settings) {
   const std::vector<int> of_ranks = devices_of(settings);
   std::vector<int> devices = of_ranks;
@@ -203,6 +213,9 @@ DeviceNotes cuda_notes(const Settings&) {
 }
 std::vector<AllReduceTiming> time_cuda_all_reduce(const Settings&, int64_t) {
   no_cuda();
+}
+std::vector<std::string> describe_cuda() {
+  return {};
 }
 PinHooks cuda_pinning() {
   no_cuda();
@@ -295,6 +308,10 @@ Roofs measure_roofs(const Settings& settings) {
   OFL_ASSERT(settings.device == "cpu");
   return {.read_bytes_per_s = cpu::measure_dram_read_bytes_per_s(settings.threads),
           .flops_per_s = cpu::measure_fma_flops_per_s(settings.threads, cpu::best_isa())};
+}
+
+std::vector<std::string> describe_gpus() {
+  return why_no_cuda().empty() ? describe_cuda() : std::vector<std::string>();
 }
 
 std::vector<AllReduceTiming> measure_all_reduce(const Settings& settings, int64_t repeat) {

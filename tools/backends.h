@@ -71,6 +71,9 @@ std::string instruction_set(const Settings& settings);
 // What plans the kernels, for evidence: "cpu", "cuda sm_90", "cuda forced sm_75".
 std::string device_plan(const Settings& settings);
 
+// What the GPUs' self-test says of every one that this process sees, wrong things last; none without GPUs.
+std::vector<std::string> describe_gpus();
+
 // Measurements of this host's cores with so many threads.
 ProbeFunctions host_probe(int threads);
 

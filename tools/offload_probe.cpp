@@ -33,6 +33,7 @@ int run(const ProbeFlags& flags) {
   const ProbeOptions options{.name = flags.name.empty() ? fmt::format("this machine, {} threads", threads) : flags.name,
                              .when = fmt::format("{} by {} --threads {}", today(), kProgram, threads),
                              .disk_file = flags.disk_file};
+  for (const std::string& line : describe_gpus()) say(kProgram, line);
   std::optional<OutputFile> file;
   if (flags.out) file.emplace("-o", *flags.out);
   const Machine machine = probe_machine(host_probe(threads), options, [](std::string_view what) {

@@ -97,8 +97,9 @@ class Engine {
   // Of a device's free memory, for what the driver takes as the run goes on.
   static constexpr int64_t kDeviceReserveBytes = int64_t{512} << 20;
   static constexpr int64_t kGroupChunks = 4;
-  // Fewer rows make products too small for what is gained; with quick sums halving never pays: on two H200 over NVLink
-  // a resident prompt of 16,384 tokens in chunks of 8,192 went from 130,600 to 119,400 tok/s by it (2026-11-30).
+  // Fewer rows make products too small for what is gained. On two H200 (2026-11-30, README's cut of 6 layers, resident,
+  // 16,384 tokens in chunks of 8,192) halves took a prompt from 92,300 to 118,400 tok/s with sums through host memory
+  // and from 130,600 to 119,400 over NVLink, where sums are quick.
   static constexpr int64_t kOverlapRows = 512;
 
   // Throws Error: input for the checkpoint, usage for options that it cannot meet, resource for memory.
