@@ -49,6 +49,7 @@ if(architectures STREQUAL "AUTO")
                    "name OFFLOAD_CUDA_ARCHITECTURES to build for another machine")
   endif()
 endif()
+list(TRANSFORM architectures REPLACE "^90$" "90a")  # Hopper's warpgroup instructions are in code of 90a alone
 list(TRANSFORM architectures APPEND "-real")
 list(APPEND architectures 75-virtual)
 list(REMOVE_DUPLICATES architectures)

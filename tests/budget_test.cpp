@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kGib = int64_t{1} << 30;
+constexpr int64_t kGibBytes = int64_t{1} << 30;
 
 // A root with the given files.
 class FakeRoot {
@@ -79,36 +79,36 @@ TEST_CASE("reported_container_limits_give_the_memory_that_is_really_there") {
 
 TEST_CASE("the_tightest_level_of_a_cgroup_path_decides") {
   FakeRoot root;
-  root.available(64 * kGib).file("proc/self/cgroup", "0::/a/b\n");
+  root.available(64 * kGibBytes).file("proc/self/cgroup", "0::/a/b\n");
   root.file("sys/fs/cgroup/a/b/memory.max", "max\n").file("sys/fs/cgroup/a/b/memory.current", "1073741824\n");
-  CHECK(root.read().available_bytes == 64 * kGib);
-  root.file("sys/fs/cgroup/a/memory.max", fmt::format("{}\n", 8 * kGib));
-  root.file("sys/fs/cgroup/a/memory.current", fmt::format("{}\n", 3 * kGib));
-  CHECK(root.read().available_bytes == 5 * kGib);
+  CHECK(root.read().available_bytes == 64 * kGibBytes);
+  root.file("sys/fs/cgroup/a/memory.max", fmt::format("{}\n", 8 * kGibBytes));
+  root.file("sys/fs/cgroup/a/memory.current", fmt::format("{}\n", 3 * kGibBytes));
+  CHECK(root.read().available_bytes == 5 * kGibBytes);
   CHECK(root.read().decided_by == "/sys/fs/cgroup/a/memory.max");
-  root.file("sys/fs/cgroup/a/memory.stat", fmt::format("anon 5\ninactive_file {}\nactive_file 7\n", kGib));
-  CHECK(root.read().available_bytes == 6 * kGib);
-  root.file("sys/fs/cgroup/a/b/memory.high", fmt::format("{}\n", 2 * kGib));
-  CHECK(root.read().available_bytes == kGib);
+  root.file("sys/fs/cgroup/a/memory.stat", fmt::format("anon 5\ninactive_file {}\nactive_file 7\n", kGibBytes));
+  CHECK(root.read().available_bytes == 6 * kGibBytes);
+  root.file("sys/fs/cgroup/a/b/memory.high", fmt::format("{}\n", 2 * kGibBytes));
+  CHECK(root.read().available_bytes == kGibBytes);
   CHECK(root.read().decided_by == "/sys/fs/cgroup/a/b/memory.high");
 }
 
 TEST_CASE("a_cgroup_v1_limit_counts_at_its_path_and_at_the_mount") {
   FakeRoot root;
-  root.available(64 * kGib).file("proc/self/cgroup", "4:cpu,cpuacct:/x\n3:memory:/docker/abc\n");
+  root.available(64 * kGibBytes).file("proc/self/cgroup", "4:cpu,cpuacct:/x\n3:memory:/docker/abc\n");
   // The path is the host's; inside the container only the mount exists.
-  root.file("sys/fs/cgroup/memory/memory.limit_in_bytes", fmt::format("{}\n", 4 * kGib));
-  root.file("sys/fs/cgroup/memory/memory.usage_in_bytes", fmt::format("{}\n", 2 * kGib));
-  root.file("sys/fs/cgroup/memory/memory.stat", fmt::format("inactive_file 1\ntotal_inactive_file {}\n", kGib));
-  CHECK(root.read().available_bytes == 3 * kGib);
+  root.file("sys/fs/cgroup/memory/memory.limit_in_bytes", fmt::format("{}\n", 4 * kGibBytes));
+  root.file("sys/fs/cgroup/memory/memory.usage_in_bytes", fmt::format("{}\n", 2 * kGibBytes));
+  root.file("sys/fs/cgroup/memory/memory.stat", fmt::format("inactive_file 1\ntotal_inactive_file {}\n", kGibBytes));
+  CHECK(root.read().available_bytes == 3 * kGibBytes);
   root.file("sys/fs/cgroup/memory/memory.stat",
-            fmt::format("hierarchical_memory_limit {}\ntotal_inactive_file {}\n", 2 * kGib, kGib));
-  CHECK(root.read().available_bytes == kGib);
+            fmt::format("hierarchical_memory_limit {}\ntotal_inactive_file {}\n", 2 * kGibBytes, kGibBytes));
+  CHECK(root.read().available_bytes == kGibBytes);
 }
 
 TEST_CASE("usage_above_the_limit_leaves_nothing_and_never_less") {
   FakeRoot root;
-  root.available(64 * kGib).file("proc/self/cgroup", "0::/\n");
+  root.available(64 * kGibBytes).file("proc/self/cgroup", "0::/\n");
   root.file("sys/fs/cgroup/memory.max", "1000\n").file("sys/fs/cgroup/memory.current", "5000\n");
   CHECK(root.read().available_bytes == 0);
   root.file("sys/fs/cgroup/memory.stat", "inactive_file 999999\n");
@@ -119,9 +119,9 @@ TEST_CASE("malformed_cgroup_files_set_no_limit") {
   for (const char* text : {"", "\n", "-5\n", "0x10\n", "99999999999999999999999\n", "12cats\n", "max\n", "\xff\xfe"}) {
     CAPTURE(text);
     FakeRoot root;
-    root.available(64 * kGib).file("proc/self/cgroup", "0::/../../elsewhere\n:\n::\nx\n0::\n");
+    root.available(64 * kGibBytes).file("proc/self/cgroup", "0::/../../elsewhere\n:\n::\nx\n0::\n");
     root.file("sys/fs/cgroup/memory.max", text).file("sys/fs/cgroup/memory.current", text);
-    CHECK(root.read().available_bytes == 64 * kGib);
+    CHECK(root.read().available_bytes == 64 * kGibBytes);
   }
 }
 
@@ -136,9 +136,9 @@ TEST_CASE("a_meminfo_without_available_memory_counts_free_and_cached_or_is_refus
 
 TEST_CASE("the_lock_limit_is_read_and_unlimited_is_none") {
   FakeRoot root;
-  root.available(kGib).file("proc/self/limits",
-                            "Limit                     Soft Limit           Hard Limit           Units     \n"
-                            "Max locked memory         65536                8388608              bytes     \n");
+  root.available(kGibBytes).file("proc/self/limits",
+                                 "Limit                     Soft Limit           Hard Limit           Units     \n"
+                                 "Max locked memory         65536                8388608              bytes     \n");
   CHECK(root.read().memlock_bytes == 65536);
   root.file("proc/self/limits", "Max locked memory         unlimited            unlimited            bytes     \n");
   CHECK_FALSE(root.read().memlock_bytes.has_value());
@@ -152,17 +152,17 @@ TEST_CASE("this_machine_has_some_memory_available") {
 
 TEST_CASE("a_plan_that_does_not_fit_is_refused_with_both_numbers_and_the_flag_that_helps") {
   Budget budget;
-  budget.limit(MemoryPlace::ram(), 8 * kGib, "/sys/fs/cgroup/memory.max");
-  budget.add("experts", 6 * kGib, MemoryPlace::ram());
-  budget.add("sequence state", 2 * kGib, MemoryPlace::ram(), {"lower --context", 2 * kGib});
+  budget.limit(MemoryPlace::ram(), 8 * kGibBytes, "/sys/fs/cgroup/memory.max");
+  budget.add("experts", 6 * kGibBytes, MemoryPlace::ram());
+  budget.add("sequence state", 2 * kGibBytes, MemoryPlace::ram(), {"lower --context", 2 * kGibBytes});
   CHECK(refusal(budget).empty());  // exactly full
-  budget.add("workspace", 3 * kGib, MemoryPlace::ram(), {"lower --chunk", 2 * kGib + kGib / 2});
+  budget.add("workspace", 3 * kGibBytes, MemoryPlace::ram(), {"lower --chunk", 2 * kGibBytes + kGibBytes / 2});
   std::string message = refusal(budget);
   CHECK(has(message, "RAM needed: 11.00 GiB"));
   CHECK(has(message, "experts 6.00 GiB"));
   CHECK(has(message, "available: 8.00 GiB (/sys/fs/cgroup/memory.max)"));
   CHECK(has(message, "short by 3.00 GiB; lower --chunk and lower --context"));
-  budget.add("more experts", 90 * kGib, MemoryPlace::ram());
+  budget.add("more experts", 90 * kGibBytes, MemoryPlace::ram());
   CHECK(has(refusal(budget), "no flag saves that much"));
 }
 
@@ -179,15 +179,15 @@ TEST_CASE("one_flag_that_is_enough_is_advised_alone") {
 
 TEST_CASE("the_tighter_of_two_limits_holds_and_a_users_own_limit_is_the_advice") {
   Budget budget;
-  budget.add("experts", 5 * kGib, MemoryPlace::ram());
-  budget.limit(MemoryPlace::ram(), 64 * kGib, "/proc/meminfo");
-  budget.limit(MemoryPlace::ram(), 4 * kGib, "--ram-budget");
+  budget.add("experts", 5 * kGibBytes, MemoryPlace::ram());
+  budget.limit(MemoryPlace::ram(), 64 * kGibBytes, "/proc/meminfo");
+  budget.limit(MemoryPlace::ram(), 4 * kGibBytes, "--ram-budget");
   CHECK(has(refusal(budget), "available: 4.00 GiB (--ram-budget), short by 1.00 GiB; raise --ram-budget"));
 }
 
 TEST_CASE("sums_saturate_instead_of_wrapping_into_a_fit") {
   Budget budget;
-  budget.limit(MemoryPlace::ram(), kGib, "x");
+  budget.limit(MemoryPlace::ram(), kGibBytes, "x");
   const int64_t huge = std::numeric_limits<int64_t>::max() - 5;
   budget.add("a", huge, MemoryPlace::ram());
   budget.add("b", huge, MemoryPlace::ram());
@@ -197,9 +197,9 @@ TEST_CASE("sums_saturate_instead_of_wrapping_into_a_fit") {
 
 TEST_CASE("the_table_lists_rows_sums_and_limits_by_place") {
   Budget budget;
-  budget.limit(MemoryPlace::ram(), 8 * kGib, "--ram-budget");
-  budget.add("experts", 6 * kGib, MemoryPlace::ram());
-  budget.add("weights", kGib / 2, MemoryPlace::vram(0));
+  budget.limit(MemoryPlace::ram(), 8 * kGibBytes, "--ram-budget");
+  budget.add("experts", 6 * kGibBytes, MemoryPlace::ram());
+  budget.add("weights", kGibBytes / 2, MemoryPlace::vram(0));
   CHECK(budget.table() ==
         "RAM\n"
         "  experts                          6.00 GiB\n"
@@ -232,20 +232,21 @@ TEST_CASE("progress_survives_a_standing_clock_no_bytes_and_many_updates") {
   CHECK_FALSE(meter.update(0, 6).seconds_left.has_value());
   ProgressMeter nothing(0);
   CHECK(*nothing.update(0, 1).seconds_left == 0);
-  CHECK(progress_text(
-            {.done = 3 * kGib, .total = 12 * kGib, .bytes_per_s = static_cast<double>(kGib), .seconds_left = 8.2}) ==
-        "3.0 of 12.0 GiB, 1.00 GiB/s, 9 s left");
+  CHECK(progress_text({.done = 3 * kGibBytes,
+                       .total = 12 * kGibBytes,
+                       .bytes_per_s = static_cast<double>(kGibBytes),
+                       .seconds_left = 8.2}) == "3.0 of 12.0 GiB, 1.00 GiB/s, 9 s left");
 }
 
 TEST_CASE("the_pinning_warning_gives_reached_size_limit_and_remedies_in_one_line") {
-  const std::string message = pinning_warning(kGib / 2, 57 * kGib, 65536);
+  const std::string message = pinning_warning(kGibBytes / 2, 57 * kGibBytes, 65536);
   CHECK(has(message, "host pinning stopped at 512.00 MiB of 57.00 GiB"));
   CHECK(has(message, "the GPU is not full"));
   CHECK(has(message, "RLIMIT_MEMLOCK is 64.00 KiB"));
   CHECK(has(message, "limits.conf"));
   CHECK(has(message, "LimitMEMLOCK"));
   CHECK(message.find('\n') == std::string::npos);
-  CHECK(has(pinning_warning(0, kGib, std::nullopt), "stopped at 0 bytes"));
+  CHECK(has(pinning_warning(0, kGibBytes, std::nullopt), "stopped at 0 bytes"));
 }
 
 TEST_CASE("an_engine_whose_plan_exceeds_the_ram_budget_is_refused_before_it_loads") {

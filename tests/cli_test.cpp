@@ -1,5 +1,6 @@
 // offload-run as its user meets it: answers, flags, bad input, Ctrl-C, terminals and closed pipes.
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

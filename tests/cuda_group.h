@@ -3,6 +3,7 @@
 #define OFFLOAD_TESTS_CUDA_GROUP_H_
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <memory>
 #include <vector>

@@ -13,9 +13,6 @@ using namespace offload;
 
 namespace {
 
-constexpr DType kF32 = DType::f32;
-constexpr DType kBf16 = DType::bf16;
-
 std::vector<double> normals(std::string_view seed, int64_t count, double scale = 1) {
   CaseRandom random(seed);
   std::vector<double> values;

@@ -7,8 +7,6 @@
 namespace offload {
 namespace {
 
-constexpr DType kF32 = DType::f32;
-
 Json load(const std::string& name) {
   const std::string path = std::string(OFFLOAD_SOURCE_DIR) + "/tests/data/ops/" + name;
   return parse_json(read_text_file(path, int64_t{1} << 20), name);

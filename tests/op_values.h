@@ -10,6 +10,8 @@
 
 namespace offload {
 
+inline constexpr DType kF32 = DType::f32, kBf16 = DType::bf16;
+
 // Memory is released with the mirror.
 class OpValues {
  public:

@@ -139,7 +139,6 @@ TEST_CASE("the_reference_rounds_once_when_fused_and_at_each_rnd_otherwise") {
   cpu::RefOps ops;
   HostMirror mirror;
   OpValues v(ops, mirror);
-  constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
   for (const Rounding rounding : {Rounding::fused, Rounding::reference}) {
     const auto first = [&](const auto& args) {
       v.run(args);
@@ -224,7 +223,6 @@ TEST_CASE("the_reference_matches_values_worked_out_by_hand") {
   cpu::RefOps ops;
   HostMirror mirror;
   OpValues v(ops, mirror);
-  constexpr DType kF32 = DType::f32;
   const auto result = [&](const auto& args) {
     v.run(args);
     return v.take(args.out);

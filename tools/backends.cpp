@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -186,6 +187,29 @@ std::string cuda_plan(const Settings& settings) {
   return fmt::format("cuda {}sm_{}", settings.force_sm ? "forced " : "", caps.sm);
 }
 
+void add_cuda_probe(const Settings& settings, ProbeFunctions& probe) {
+  const cuda::DeviceCaps caps = first_caps(settings);
+  DeviceProbe& device = probe.device;
+  device.kind = cuda_name(settings);
+  device.memory_bytes = caps.memory_bytes;
+  device.compute_units = caps.multiprocessors;
+  device.memory_read_bytes_per_s = [caps] { return cuda::measure_device_read_bytes_per_s(caps); };
+  device.large_product = 8192;
+  device.large_gemm_seconds = [caps](GemmMath math, int64_t size) {
+    return cuda::measure_gemm_seconds(caps, math == GemmMath::bf16 ? cuda::GemmType::bf16 : cuda::GemmType::f16, size,
+                                      size, size);
+  };
+  device.launch_seconds = [caps] { return cuda::measure_launch_seconds(caps); };
+  probe.link = LinkProbe{.copy_seconds = [caps](int64_t bytes) { return cuda::measure_copy_seconds(caps, bytes); },
+                         .dram_read_while_copying_bytes_per_s =
+                             [caps, read = probe.host.dram_read_bytes_per_s] {
+                               const cuda::LinkLoad load(caps);
+                               return read();
+                             },
+                         .wait_seconds = [caps] { return cuda::measure_wait_seconds(caps); },
+                         .pinning = cuda_pinning()};
+}
+
 }  // namespace
 
 std::string why_no_cuda() {
@@ -227,6 +251,9 @@ std::string cuda_name(const Settings&) {
   no_cuda();
 }
 std::string cuda_plan(const Settings&) {
+  no_cuda();
+}
+void add_cuda_probe(const Settings&, ProbeFunctions&) {
   no_cuda();
 }
 
@@ -331,48 +358,70 @@ std::string device_plan(const Settings& settings) {
 
 namespace {
 
-// The median of one call's seconds: at least three, then until a tenth of a second has passed.
+// The median seconds of a call in a row of them, as the host starts them and the device runs them: rounds of many calls
+// where one is short.
 template <typename Call>
-double median_seconds(Call&& call) {
+double seconds_in_a_row(Backend& backend, Call&& call) {
   using Clock = std::chrono::steady_clock;
-  call();
-  std::vector<double> seconds;
-  for (double sum = 0; seconds.size() < 3 || (sum < 0.1 && seconds.size() < 1000); sum += seconds.back()) {
+  const auto time = [&](int64_t calls) {
     const auto start = Clock::now();
-    call();
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-  }
-  std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2), seconds.end());
-  return seconds[seconds.size() / 2];
+    for (int64_t i = 0; i < calls; ++i) call();
+    backend.compute_lane().drain();
+    return std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(calls);
+  };
+  constexpr double kRound = 0.02;
+  time(1);
+  const auto calls = static_cast<int64_t>(std::clamp(kRound / std::max(time(1), 1e-9), 1.0, 1000.0));
+  std::array<double, 5> rounds{};
+  for (double& round : rounds) round = time(calls);
+  std::nth_element(rounds.begin(), rounds.begin() + rounds.size() / 2, rounds.end());
+  return rounds[rounds.size() / 2];
 }
 
-double time_linear(int threads, int64_t m, int64_t n, int64_t k) {
-  cpu::CpuBackend backend(std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{.threads = threads}));
-  const Buffer x = backend.allocate(m * k * 2, "probe"), w = backend.allocate(n * k * 2, "probe"),
-               out = backend.allocate(m * n * 2, "probe");
+double time_linear(const Settings& settings, int64_t m, int64_t n, int64_t k) {
+  const std::unique_ptr<Backend> backend = make_backend(settings);
+  backend->bind_thread();
+  backend->create_events(0);
+  const Buffer x = backend->allocate(m * k * 2, "probe"), w = backend->allocate(n * k * 2, "probe"),
+               out = backend->allocate(m * n * 2, "probe");
   const LinearArgs args{Tensor(x.data(), DType::bf16, {m, k}), Tensor(w.data(), DType::bf16, {n, k}),
                         Tensor(out.data(), DType::bf16, {m, n})};
-  backend.fill_zero(args.x);
-  backend.fill_zero(args.w);
-  Ops& ops = backend.ops();
+  backend->fill_zero(args.x);
+  backend->fill_zero(args.w);
+  Ops& ops = backend->ops();
   ops.set_planning(true);
   ops(args);
   ops.set_planning(false);
-  const Buffer scratch = backend.allocate(std::max<int64_t>(64, ops.scratch_peak_bytes()), "probe");
+  const Buffer scratch = backend->allocate(std::max<int64_t>(64, ops.scratch_peak_bytes()), "probe");
   ops.set_scratch(Tensor(scratch.data(), DType::u8, {scratch.bytes()}));
-  return median_seconds([&] { ops(args); });
+  return seconds_in_a_row(*backend, [&] { ops(args); });
+}
+
+HostProbe host_probe(int threads) {
+  return {.cores = threads,
+          .memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE),
+          .dram_read_bytes_per_s = [threads] { return cpu::measure_dram_read_bytes_per_s(threads); },
+          .fma_flops = [threads] { return cpu::measure_fma_flops_per_s(threads, cpu::best_isa()); }};
 }
 
 }  // namespace
 
-ProbeFunctions host_probe(int threads) {
-  return {.device_kind = fmt::format("CPU, {}, {} threads", cpu::isa_name(cpu::best_isa()), threads),
-          .cores = threads,
-          .memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE),
-          .dram_read_bytes_per_s = [threads] { return cpu::measure_dram_read_bytes_per_s(threads); },
-          .fma_flops = [threads] { return cpu::measure_fma_flops_per_s(threads, cpu::best_isa()); },
-          .gemm_seconds = [threads](int64_t m, int64_t n, int64_t k) { return time_linear(threads, m, n, k); },
-          .launch_seconds = [threads] { return time_linear(threads, 1, 1, 1); }};
+ProbeFunctions probe_functions(const Settings& settings) {
+  const int threads = settings.threads;
+  const auto gemm = [settings](int64_t m, int64_t n, int64_t k) { return time_linear(settings, m, n, k); };
+  ProbeFunctions probe{.host = host_probe(threads), .device = {}, .link = {}};
+  probe.device.gemm_seconds = gemm;
+  if (settings.device == "cuda") {
+    add_cuda_probe(settings, probe);
+    return probe;
+  }
+  probe.device.kind = fmt::format("CPU, {}, {} threads", cpu::isa_name(cpu::best_isa()), threads);
+  probe.device.memory_bytes = probe.host.memory_bytes;
+  probe.device.compute_units = threads;
+  // The CPU has no FP16 units: its kernels compute FP16's numbers at BF16's rate.
+  probe.device.large_gemm_seconds = [gemm](GemmMath, int64_t size) { return gemm(size, size, size); };
+  probe.device.launch_seconds = [settings] { return time_linear(settings, 1, 1, 1); };
+  return probe;
 }
 
 }  // namespace offload::tools

@@ -74,8 +74,8 @@ std::string device_plan(const Settings& settings);
 // What the GPUs' self-test says of every one that this process sees, wrong things last; none without GPUs.
 std::vector<std::string> describe_gpus();
 
-// Measurements of this host's cores with so many threads.
-ProbeFunctions host_probe(int threads);
+// Measurements of the device and of settings.threads of this host's cores.
+ProbeFunctions probe_functions(const Settings& settings);
 
 }  // namespace offload::tools
 

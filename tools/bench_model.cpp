@@ -11,8 +11,6 @@
 namespace offload::tools {
 namespace {
 
-constexpr std::string_view kProgram = "offload-bench";
-
 // A phase of one run.
 struct Phase {
   double seconds = 0;
@@ -40,7 +38,7 @@ class ModelBench::Runner {
 
   Runner(const Settings& settings, const ModelBenchOptions& options)
       : arm_(settings.arm), options_(options), devices_(settings) {
-    LoadProgress progress(std::string(kProgram), printable(settings.model_dir, 4096));
+    LoadProgress progress(std::string(kBenchProgram), printable(settings.model_dir, 4096));
     EngineOptions engine_options = settings.engine_options();
     // A recorder takes a step's layers one after the other.
     if (options.records_routing) {

@@ -16,6 +16,8 @@
 
 namespace offload::tools {
 
+inline constexpr std::string_view kBenchProgram = "offload-bench";
+
 struct ModelBenchOptions {
   int64_t prompt_tokens = 0;
   int64_t decode_tokens = 0;

@@ -10,7 +10,7 @@
 namespace offload::tools {
 namespace {
 
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0, kGiga = 1e9;
+constexpr double kGiga = 1e9;
 constexpr int64_t kReportBytesMax = 64 << 20;
 
 // The first line of `path` that begins with `key`, from behind the colon; or the first line of all when key is empty.

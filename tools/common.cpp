@@ -1,6 +1,7 @@
 #include "common.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,7 +25,6 @@
 namespace offload::tools {
 namespace {
 
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 constexpr int64_t kThreadsMax = 4096;
 constexpr int64_t kArmsBytesMax = 1 << 20;
 
@@ -254,15 +254,23 @@ EngineOptions Settings::engine_options() const {
   return options;
 }
 
+Settings device_settings_of(const SharedFlags& flags) {
+  Settings settings;
+  settings.tp = static_cast<int>(parse_integer("--tp", flags.tp, 1, kRanksMax));
+  choose_device(flags, settings);
+  settings.threads = flags.threads.empty()
+                         ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
+                         : static_cast<int>(parse_integer("--threads", flags.threads, 1, kThreadsMax));
+  return settings;
+}
+
 Settings settings_of(const SharedFlags& flags) {
   require_choice("--load-format", flags.load_format, {"auto", "dummy"});
-  Settings settings;
+  Settings settings = device_settings_of(flags);
   settings.arm = flags.arm;
   settings.arithmetic = arithmetic_of(flags.arm);
   settings.dummy_weights = flags.load_format == "dummy";
   settings.seed = parse_seed("--seed", flags.seed);
-  settings.tp = static_cast<int>(parse_integer("--tp", flags.tp, 1, kRanksMax));
-  choose_device(flags, settings);
   require_choice("--shard", flags.shard, {"auto", "expert", "slice"});
   if (flags.shard == "slice") settings.shard = ShardForm::slice;
   settings.look_ahead = static_cast<int>(parse_integer("--look-ahead", flags.look_ahead, 0, 2));
@@ -273,9 +281,6 @@ Settings settings_of(const SharedFlags& flags) {
   if (!flags.chunk.empty()) settings.chunk = parse_integer("--chunk", flags.chunk, 1);
   if (!flags.prefill_group.empty()) settings.prefill_group = parse_integer("--prefill-group", flags.prefill_group, 1);
   if (!flags.ram_budget.empty()) settings.ram_budget_bytes = parse_gib("--ram-budget", flags.ram_budget);
-  settings.threads = flags.threads.empty()
-                         ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
-                         : static_cast<int>(parse_integer("--threads", flags.threads, 1, kThreadsMax));
   if (!flags.trace.empty()) check_output_path("--trace", settings.trace.emplace(flags.trace));
   settings.is_bundled_demo = flags.model.empty();
   settings.model_dir = settings.is_bundled_demo ? bundled_path("models/demo-qwen4-exp") : flags.model;

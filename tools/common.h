@@ -62,6 +62,8 @@ struct Settings {
 
   EngineOptions engine_options() const;
 };
+// Of --device, --tp, --threads, --vram-budget and --force-sm alone, for a program that takes no model. Throws Error.
+Settings device_settings_of(const SharedFlags& flags);
 // Checks every flag, then that the model is a folder with a config.json. Throws Error.
 Settings settings_of(const SharedFlags& flags);
 

@@ -1,5 +1,6 @@
 #include "logits_file.h"
 
+#include <fmt/format.h>
 #include <bit>
 
 #include "core/base.h"

@@ -13,7 +13,7 @@
 namespace offload::tools {
 namespace {
 
-constexpr std::string_view kProgram = "offload-bench";
+constexpr std::string_view kProgram = kBenchProgram;
 constexpr int64_t kRepeatMax = 1'000'000;
 
 struct BenchFlags {

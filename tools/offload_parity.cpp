@@ -17,7 +17,7 @@
 namespace offload::tools {
 namespace {
 
-constexpr std::string_view kProgram = "offload-parity";
+constexpr std::string_view kProgram = kParityProgram;
 
 struct ParityFlags {
   SharedFlags shared;

@@ -15,7 +15,6 @@ namespace {
 
 constexpr std::string_view kProgram = "offload-plan";
 constexpr int64_t kConfigBytesMax = int64_t{1} << 24;
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 
 struct PlanFlags {
   std::string machine, model_config, replay, tp, vram_budget, prompt_tokens = "8192", decode_tokens = "256";

@@ -1,5 +1,6 @@
 #include "parity_report.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 
 namespace offload::tools {

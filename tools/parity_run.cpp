@@ -9,13 +9,11 @@
 namespace offload::tools {
 namespace {
 
-constexpr std::string_view kProgram = "offload-parity";
-
 // An arm's engine, which takes one prompt after the other.
 class ForcedRunner {
  public:
   ForcedRunner(const Settings& settings, int64_t context) : devices_(settings) {
-    LoadProgress progress(std::string(kProgram), fmt::format("arm {}", settings.arm));
+    LoadProgress progress(std::string(kParityProgram), fmt::format("arm {}", settings.arm));
     EngineOptions options = settings.engine_options();
     options.context = std::max(context, options.context);
     options.progress = [&](int64_t done_bytes, int64_t total_bytes) {

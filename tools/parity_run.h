@@ -16,6 +16,8 @@
 
 namespace offload::tools {
 
+inline constexpr std::string_view kParityProgram = "offload-parity";
+
 // Rows of one prompt: the tokens that each consumed, and logits [rows, vocab].
 struct ForcedRows {
   std::vector<int32_t> ids;

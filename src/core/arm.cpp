@@ -1,5 +1,6 @@
 #include "core/arm.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <limits>
 
@@ -68,9 +69,9 @@ constexpr std::array kMaths{Math::native, Math::scaled_fp16, Math::fp16, Math::f
 constexpr std::array kStatuses{ArmStatus::strict, ArmStatus::experimental, ArmStatus::rejected, ArmStatus::control};
 
 // Reads the fields of one JSON object; `where` ("arms.json: arm \"x\"") opens every message.
-class Fields {
+class RuleFields {
  public:
-  Fields(const Json& json, std::string where, std::initializer_list<std::string_view> known)
+  RuleFields(const Json& json, std::string where, std::initializer_list<std::string_view> known)
       : json_(json), where_(std::move(where)) {
     if (!json.is_object()) throw_error(ErrorCode::input, "{}: expected an object", where_);
     for (const auto& [key, value] : json.items())
@@ -121,7 +122,7 @@ class Fields {
 };
 
 MathRule parse_rule(const Json& json, const std::string& where) {
-  const Fields fields(json, where, {"site", "phase", "rows_min", "math"});
+  const RuleFields fields(json, where, {"site", "phase", "rows_min", "math"});
   MathRule rule{.site = fields.word("site", kSites, site_name), .math = fields.word("math", kMaths, math_name)};
   if (fields.has("rows_min")) rule.rows_min = fields.count("rows_min");
   if (!fields.has("phase")) return rule;
@@ -143,9 +144,9 @@ void check_evidence_path(const std::string& path, const std::string& where) {
 Arm parse_arm(const Json& json, size_t index, std::string_view origin) {
   const std::initializer_list<std::string_view> known = {"name", "status", "evidence", "description", "rules"};
   Arm arm;
-  arm.name = Fields(json, fmt::format("{}: arm {}", origin, index), known).text("name");
+  arm.name = RuleFields(json, fmt::format("{}: arm {}", origin, index), known).text("name");
   if (arm.name.empty()) throw_error(ErrorCode::input, "{}: arm {}: the name is empty", origin, index);
-  const Fields fields(json, fmt::format("{}: arm \"{}\"", origin, printable(arm.name)), known);
+  const RuleFields fields(json, fmt::format("{}: arm \"{}\"", origin, printable(arm.name)), known);
   arm.status = fields.word("status", kStatuses, status_name);
   arm.description = fields.text("description");
   for (const Json& path : fields.array("evidence")) {
@@ -187,7 +188,7 @@ MathRules parse_rules(const Json& json, const std::string& where) {
 
 std::vector<Arm> parse_arms(std::string_view json, std::string_view origin) {
   const Json document = parse_json(json, origin);
-  const Fields fields(document, std::string(origin), {"arms"});
+  const RuleFields fields(document, std::string(origin), {"arms"});
   std::vector<Arm> arms;
   for (const Json& each : fields.array("arms")) {
     Arm arm = parse_arm(each, arms.size(), origin);

@@ -4,7 +4,7 @@
 #ifndef OFFLOAD_CORE_BASE_H_
 #define OFFLOAD_CORE_BASE_H_
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdint>
 #include <exception>

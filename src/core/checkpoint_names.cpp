@@ -1,5 +1,6 @@
 #include "core/checkpoint_names.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <charconv>
 

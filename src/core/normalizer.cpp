@@ -7,7 +7,7 @@
 namespace offload {
 namespace {
 
-constexpr int kSequenceDepthMax = 8;
+constexpr int kNormalizerDepthMax = 8;
 
 }  // namespace
 
@@ -39,9 +39,9 @@ void Normalizer::add_steps(const Json& json, std::string_view origin, int depth)
   const std::string type = json_get<std::string>(json, "type", "", origin);
   if (type == "Sequence") {
     const auto parts = json.find("normalizers");
-    if (parts == json.end() || !parts->is_array() || depth == kSequenceDepthMax)
+    if (parts == json.end() || !parts->is_array() || depth == kNormalizerDepthMax)
       throw_error(ErrorCode::input, "{}: normalizer Sequence needs a list \"normalizers\", nested at most {} deep",
-                  origin, kSequenceDepthMax);
+                  origin, kNormalizerDepthMax);
     for (const Json& part : *parts) add_steps(part, origin, depth + 1);
   } else if (type == "NFC") {
     steps_.push_back({Kind::nfc, "", ""});

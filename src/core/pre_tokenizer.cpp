@@ -14,7 +14,7 @@ constexpr std::string_view kGpt2Pattern =
 // Inside brackets: White_Space.
 constexpr std::string_view kWhiteSpaceClass =
     R"(\x{09}-\x{0D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
-constexpr int kSequenceDepthMax = 8;
+constexpr int kStageDepthMax = 8;
 
 std::string type_of(const Json& json, std::string_view origin) {
   return json_get<std::string>(json, "type", "", origin);
@@ -116,9 +116,9 @@ void PreTokenizer::add_stages(const Json& json, std::string_view origin, int dep
                 printable(type));
   if (type == "Sequence") {
     const auto parts = json.find("pretokenizers");
-    if (parts == json.end() || !parts->is_array() || depth == kSequenceDepthMax)
+    if (parts == json.end() || !parts->is_array() || depth == kStageDepthMax)
       throw_error(ErrorCode::input, "{}: pre_tokenizer Sequence needs a list \"pretokenizers\", nested at most {} deep",
-                  origin, kSequenceDepthMax);
+                  origin, kStageDepthMax);
     for (const Json& part : *parts) add_stages(part, origin, depth + 1);
   } else if (type == "Split") {
     stages_.push_back({split_regex(json, origin)});

@@ -1,5 +1,6 @@
 #include "core/safetensors.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <limits>
 #include <tuple>

@@ -1,5 +1,6 @@
 #include "core/weights.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <cstring>

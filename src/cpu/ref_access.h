@@ -18,9 +18,9 @@ inline double round_to(DType dtype, double value) {
 }
 
 // The inner rnd() of a formula: to A with Rounding::reference; with Rounding::fused, or A = F32, the chain goes on.
-class Rnd {
+class RefRnd {
  public:
-  Rnd(DType activation, Rounding rounding)
+  RefRnd(DType activation, Rounding rounding)
       : rounds_(activation == DType::bf16 && rounding == Rounding::reference), dtype_(activation) {}
   double operator()(double value) const { return rounds_ ? round_to(dtype_, value) : value; }
 

@@ -29,7 +29,7 @@ void RefOps::execute(const LinearArgs& a) {
 }
 
 void RefOps::execute(const RmsNormArgs& a) {
-  const Rnd rnd(a.x.dtype(), a.rounding);
+  const RefRnd rnd(a.x.dtype(), a.rounding);
   for (int64_t r = 0; r < a.x.dim(0); ++r) {
     for (int64_t g = 0; g < a.x.dim(1); ++g) {
       const std::vector<double> x = get_row(a.x, r, g);
@@ -51,13 +51,13 @@ void RefOps::execute(const RmsNormArgs& a) {
 }
 
 void RefOps::execute(const ScaledSiluArgs& a) {
-  const Rnd rnd(a.x.dtype(), a.rounding);
+  const RefRnd rnd(a.x.dtype(), a.rounding);
   for (int64_t r = 0; r < a.x.dim(0); ++r)
     for (int64_t j = 0; j < a.x.dim(1); ++j) set(a.out, silu(rnd(get(a.x, r, j) * static_cast<double>(a.scale))), r, j);
 }
 
 void RefOps::execute(const SwigluArgs& a) {
-  const Rnd rnd(a.out.dtype(), a.rounding);
+  const RefRnd rnd(a.out.dtype(), a.rounding);
   const int64_t n = a.out.dim(1);
   for (int64_t r = 0; r < a.x.dim(0); ++r)
     for (int64_t j = 0; j < n; ++j) set(a.out, rnd(silu(get(a.x, r, j))) * get(a.x, r, n + j), r, j);
@@ -69,7 +69,7 @@ void RefOps::execute(const AddArgs& a) {
 }
 
 void RefOps::execute(const MulSigmoidArgs& a) {
-  const Rnd rnd(a.x.dtype(), a.rounding);
+  const RefRnd rnd(a.x.dtype(), a.rounding);
   for (int64_t r = 0; r < a.x.dim(0); ++r)
     for (int64_t h = 0; h < a.x.dim(1); ++h)
       for (int64_t j = 0; j < a.x.dim(2); ++j)
@@ -87,7 +87,7 @@ void RefOps::execute(const HyperReadArgs& a) {
 }
 
 void RefOps::execute(const StreamMixArgs& a) {
-  const Rnd rnd(a.x.dtype(), a.rounding);
+  const RefRnd rnd(a.x.dtype(), a.rounding);
   const int64_t n = a.out.dim(1);
   for (int64_t r = 0; r < a.out.dim(0); ++r) {
     for (int64_t j = 0; j < n; ++j) {
@@ -99,7 +99,7 @@ void RefOps::execute(const StreamMixArgs& a) {
 }
 
 void RefOps::execute(const StreamWriteArgs& a) {
-  const Rnd rnd(a.stack.dtype(), a.rounding);
+  const RefRnd rnd(a.stack.dtype(), a.rounding);
   const int64_t n = a.y.dim(1);
   for (int64_t r = 0; r < a.y.dim(0); ++r) {
     for (int64_t c = 0; c < a.streams; ++c) {
@@ -111,7 +111,7 @@ void RefOps::execute(const StreamWriteArgs& a) {
 }
 
 void RefOps::execute(const GatedNormArgs& a) {
-  const Rnd rnd(a.x.dtype(), a.rounding);
+  const RefRnd rnd(a.x.dtype(), a.rounding);
   for (int64_t r = 0; r < a.x.dim(0); ++r) {
     for (int64_t h = 0; h < a.x.dim(1); ++h) {
       const std::vector<double> x = get_row(a.x, r, h);
@@ -157,7 +157,7 @@ void RefOps::execute(const RouterTopkArgs& a) {
 }
 
 void RefOps::execute(const SwigluExpertsArgs& a) {
-  const Rnd rnd(a.x.dtype(), a.rounding);
+  const RefRnd rnd(a.x.dtype(), a.rounding);
   const int64_t hidden = a.x.dim(1), inter = a.intermediate;
   for (const ExpertRun& run : a.runs) {
     const Tensor gate_up(const_cast<void*>(run.gate_up), a.weight_dtype, {2 * inter, hidden});
@@ -200,7 +200,7 @@ void RefOps::execute(const SwigluRoutedArgs& a) {
 }
 
 void RefOps::execute(const MoeCombineArgs& a) {
-  const Rnd rnd(a.out.dtype(), a.rounding);
+  const RefRnd rnd(a.out.dtype(), a.rounding);
   const int64_t k = a.weights.dim(1);
   for (int64_t r = 0; r < a.out.dim(0); ++r) {
     for (int64_t j = 0; j < a.out.dim(1); ++j) {
@@ -220,7 +220,7 @@ void RefOps::execute(const MoeCombineArgs& a) {
 }
 
 void RefOps::execute(const SignedRootGateArgs& a) {
-  const Rnd rnd(a.key.dtype(), a.rounding);
+  const RefRnd rnd(a.key.dtype(), a.rounding);
   const int64_t n = a.key.dim(2);
   const double floor = rnd(1e-6);
   for (int64_t r = 0; r < a.key.dim(0); ++r) {

@@ -5,7 +5,7 @@
 namespace offload::cpu {
 
 void RefOps::execute(const CausalConvSiluArgs& a) {
-  const Rnd rnd(a.x.dtype(), a.rounding);
+  const RefRnd rnd(a.x.dtype(), a.rounding);
   const int64_t rows = a.x.dim(0), channels = a.x.dim(1), taps = a.w.dim(1), history_rows = a.history.dim(0);
   for (int64_t ch = 0; ch < channels; ++ch) {
     const auto before_and_now = [&](int64_t t) {
@@ -37,7 +37,7 @@ double softplus(double t) {
 }  // namespace
 
 void RefOps::execute(const GatedDeltaArgs& a) {
-  const Rnd rnd(a.qkv.dtype(), a.rounding);
+  const RefRnd rnd(a.qkv.dtype(), a.rounding);
   const int64_t rows = a.qkv.dim(0), heads = a.state.dim(0), dk = a.state.dim(1), dv = a.state.dim(2);
   for (int64_t h = 0; h < heads; ++h) {
     const int64_t kappa = h / (heads / a.key_heads);
@@ -78,7 +78,7 @@ void RefOps::execute(const RopeTableArgs& a) {
 }
 
 void RefOps::execute(const NormRopeArgs& a) {
-  const Rnd rnd(a.x.dtype(), a.rounding);
+  const RefRnd rnd(a.x.dtype(), a.rounding);
   const int64_t n = a.x.dim(2), half = a.table.dim(1);
   for (int64_t r = 0; r < a.x.dim(0); ++r) {
     for (int64_t h = 0; h < a.x.dim(1); ++h) {
@@ -159,7 +159,7 @@ std::vector<int64_t> visible_positions(const AttentionArgs& a, int64_t r) {
 }  // namespace
 
 void RefOps::execute(const AttentionArgs& a) {
-  const Rnd rnd(a.q.dtype(), a.rounding);
+  const RefRnd rnd(a.q.dtype(), a.rounding);
   const int64_t heads = a.q.dim(1), n = a.q.dim(2), group = heads / a.k.dim(1);
   for (int64_t r = 0; r < a.q.dim(0); ++r) {
     const std::vector<int64_t> positions = visible_positions(a, r);

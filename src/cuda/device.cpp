@@ -53,6 +53,7 @@ DeviceCaps query_device(int ordinal, std::optional<int> force_sm) {
                 "CUDA device {} ({}) is of compute capability {}.{}; 7.5 (Turing) is the oldest supported", ordinal,
                 caps.name, properties.major, properties.minor);
   caps.sm = std::min(caps.device_sm, compiled_sm());
+  caps.is_90a = compiled_for_90a();
   return forced_to(caps, force_sm.value_or(caps.sm));
 }
 

@@ -23,6 +23,7 @@ struct DeviceCaps {
   int multiprocessors = 68;
   int64_t shared_bytes = 64 << 10;  // per block, with opt-in
   int64_t memory_bytes = 0;
+  bool is_90a = false;    // whether the kernels that run are compiled for exactly this Hopper card
   int device = 0;         // ordinal
   int device_sm = 75;     // of the hardware
   std::string name = {};  // "NVIDIA GeForce RTX 2080 Ti"
@@ -30,6 +31,8 @@ struct DeviceCaps {
   std::string uuid = {};  // "GPU-1a2b3c4d-..."
 
   bool has_bf16_mma() const { return sm >= 80; }
+  // Matrix instructions of warpgroups.
+  bool has_wgmma() const { return sm == 90 && is_90a; }
 };
 
 // The caps that an RTX 2080 Ti has, or `caps` held to what an `sm` card of its generation offers.

@@ -117,6 +117,7 @@ __global__ void unscale_kernel(const float* sums, int64_t n, const int32_t* x_ex
 void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& types, int64_t tiles,
                     const GemmTileShape& shape, cudaStream_t stream) {
   OFL_ASSERT(!types.swiglu || types.out == types.x);
+  if (kernel == GemmKernel::wgmma_bf16) return launch_grouped_wgmma(p, types, tiles, stream);
   if (kernel != GemmKernel::simt) {
     if (types.swiglu) return launch_mma<true, bf16>(p, kernel, tiles, shape, stream);
     with_float_type(types.out, [&](auto out) { launch_mma<false, decltype(out)>(p, kernel, tiles, shape, stream); });

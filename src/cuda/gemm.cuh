@@ -44,6 +44,7 @@ struct GroupedGemm {
   int64_t out_stride = 0;
   const int32_t* out_rows = nullptr;  // by list index; null: the list index itself
   bool pairs_aligned = false;         // two neighbouring outputs may be stored at once
+  bool chunks_aligned = false;        // 16 bytes of them
   Rounding rounding = Rounding::fused;
   Math math = Math::native;
 

@@ -15,9 +15,12 @@ struct GemmTypes {
   DType x = DType::bf16, w = DType::bf16, out = DType::bf16;
   bool swiglu = false;  // REQUIRES then: out == x
 };
-// `tiles` tiles, the p.tiles of it. REQUIRES: kernel is simt, mma_bf16 or mma_scaled; `shape` is of plan_tile().
+// `tiles` tiles, the p.tiles of it. REQUIRES: kernel is one of the own tiles; `shape` is of plan_tile().
 void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& types, int64_t tiles,
                     const GemmTileShape& shape, cudaStream_t stream);
+
+// The same where the kernel is wgmma_bf16. REQUIRES: types.x and types.w BF16.
+void launch_grouped_wgmma(GroupedGemm p, const GemmTypes& types, int64_t tiles, cudaStream_t stream);
 
 // exponents[i] = half_exponent() of the largest magnitude of row x_rows[i] (null: i); 0 where `math` casts plainly. x
 // [*, k] BF16.

@@ -14,6 +14,7 @@ enum class GemmKernel : uint8_t {
   canonical,   // up to kCanonicalRowsMax rows: the order of core/canonical.h, bound by reading the weights
   simt,        // FP32 FMAs on the ordinary units; any types and alignment
   mma_bf16,    // own tiles on BF16 matrix units
+  wgmma_bf16,  // own tiles on Hopper's warpgroup units
   mma_scaled,  // own tiles on FP16 matrix units: BF16 bits become FP16 by a power of two per row
   blas_bf16,   // cuBLAS on BF16
   blas_scaled  // cuBLAS on FP16 made as for mma_scaled
@@ -40,8 +41,10 @@ bool needs_exponents(GemmKernel kernel, Math math);
 struct GemmTileShape {
   int64_t rows = 64, columns = 128;
 };
-// For runs of `rows` rows on average. Simt: 64 x 64; else 64 or 128 rows and 128 columns, or 128 x 256 where shared
-// memory holds it: half of what 64 x 128 reads from the caches per product, and as fast on an H200 (README).
+inline constexpr int kWgmmaRows = 192;  // of a tile
+// For runs of `rows` rows on average. Wgmma: kWgmmaRows x 256. Simt: 64 x 64; else 64 or 128 rows and 128 columns, or
+// 128 x 256 where shared memory holds it: half of what 64 x 128 reads from the caches per product, and as fast on an
+// H200 (README).
 GemmTileShape plan_tile(GemmKernel kernel, int64_t rows, const DeviceCaps& caps);
 
 }  // namespace offload::cuda

@@ -1,5 +1,7 @@
 #include "cuda/group_collective.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <exception>

@@ -263,6 +263,7 @@ void CudaOps::execute(const LinearArgs& a) {
       return canonical_linear(a, stream_);
     case GemmKernel::simt:
     case GemmKernel::mma_bf16:
+    case GemmKernel::wgmma_bf16:
     case GemmKernel::mma_scaled:
       return tiled_linear(a, kernel, TileScratch(arena, a, kernel, caps_), stream_);
     case GemmKernel::blas_bf16: {

@@ -6,29 +6,29 @@
 namespace offload::cuda {
 namespace {
 
-constexpr int64_t kWords = 1 << 18;
-constexpr int64_t kBytes = kWords * sizeof(uint32_t);
+constexpr int64_t kPatternWords = 1 << 18;
+constexpr int64_t kPatternBytes = kPatternWords * sizeof(uint32_t);
 
 // One device's side of a proof: words that the other writes, words of its own to copy from, a count of what was wrong.
 class Side {
  public:
   explicit Side(int device)
-      : device_(device), stream_(device), words_(device, 2 * kBytes), faults_(device, sizeof(uint32_t)) {}
+      : device_(device), stream_(device), words_(device, 2 * kPatternBytes), faults_(device, sizeof(uint32_t)) {}
 
   int device() const { return device_; }
   const DeviceStream& stream() const { return stream_; }
   uint32_t* words() const { return words_.as<uint32_t>(); }
-  uint32_t* own_words() const { return words() + kWords; }
+  uint32_t* own_words() const { return words() + kPatternWords; }
 
   void clear() const {
-    check(cudaMemsetAsync(words(), 0, 2 * kBytes, stream_.get()), "clearing device memory");
+    check(cudaMemsetAsync(words(), 0, 2 * kPatternBytes, stream_.get()), "clearing device memory");
     check(cudaMemsetAsync(faults_.as<void>(), 0, sizeof(uint32_t), stream_.get()), "clearing device memory");
     stream_.sync();
   }
   // Words of `words` that this device does not see as the pattern.
   uint32_t faults_in(const uint32_t* words, uint32_t seed) const {
     const DeviceScope scope(device_);
-    count_pattern_faults(words, kWords, seed, faults_.as<uint32_t>(), stream_.get());
+    count_pattern_faults(words, kPatternWords, seed, faults_.as<uint32_t>(), stream_.get());
     uint32_t faults = 0;
     check(cudaMemcpyAsync(&faults, faults_.as<void>(), sizeof faults, cudaMemcpyDeviceToHost, stream_.get()),
           "copying from the device");
@@ -48,16 +48,16 @@ std::string lost_between(const Side& from, const Side& to) {
   to.clear();
   const auto lost = [&](uint32_t faults, const char* what) {
     return faults == 0 ? std::string()
-                       : fmt::format("{} of {} words that device {} {} device {} were lost", faults, kWords,
+                       : fmt::format("{} of {} words that device {} {} device {} were lost", faults, kPatternWords,
                                      from.device(), what, to.device());
   };
   const DeviceScope scope(from.device());
-  write_pattern(to.words(), kWords, 1, from.stream().get());
+  write_pattern(to.words(), kPatternWords, 1, from.stream().get());
   from.stream().sync();
   if (std::string why = lost(to.faults_in(to.words(), 1), "stored to"); !why.empty()) return why;
   if (std::string why = lost(from.faults_in(to.words(), 1), "loaded from"); !why.empty()) return why;
-  write_pattern(from.own_words(), kWords, 2, from.stream().get());
-  check(cudaMemcpyAsync(to.words(), from.own_words(), kBytes, cudaMemcpyDeviceToDevice, from.stream().get()),
+  write_pattern(from.own_words(), kPatternWords, 2, from.stream().get());
+  check(cudaMemcpyAsync(to.words(), from.own_words(), kPatternBytes, cudaMemcpyDeviceToDevice, from.stream().get()),
         "copying between devices");
   from.stream().sync();
   return lost(to.faults_in(to.words(), 2), "copied to");

@@ -1,7 +1,11 @@
 #include "cuda/roofs.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <exception>
 #include <functional>
+#include <future>
 #include <vector>
 
 #include "cuda/blas.h"
@@ -11,6 +15,12 @@ namespace offload::cuda {
 namespace {
 
 constexpr int kRounds = 7;
+
+constexpr int64_t kLinkBytes = int64_t{256} << 20;
+
+void use_device(const DeviceCaps& caps) {
+  check(cudaSetDevice(caps.device), "selecting the device");
+}
 
 class DeviceBlock {
  public:
@@ -25,6 +35,29 @@ class DeviceBlock {
  private:
   void* data_ = nullptr;
 };
+
+class HostBlock {
+ public:
+  explicit HostBlock(int64_t bytes) {
+    check(cudaHostAlloc(&data_, static_cast<size_t>(bytes), cudaHostAllocDefault),
+          "taking page-locked host memory to measure with");
+  }
+  ~HostBlock() { static_cast<void>(cudaFreeHost(data_)); }
+  HostBlock(const HostBlock&) = delete;
+  HostBlock& operator=(const HostBlock&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
+void copy_pieces(const HostBlock& host, const DeviceBlock& device, int64_t count, int64_t bytes, cudaStream_t stream) {
+  for (int64_t i = 0; i < count; ++i)
+    check(cudaMemcpyAsync(static_cast<std::byte*>(device.data()) + i * bytes,
+                          static_cast<std::byte*>(host.data()) + i * bytes, static_cast<size_t>(bytes),
+                          cudaMemcpyHostToDevice, stream),
+          "copying to the device");
+}
 
 // The least of kRounds times of `work` on the stream, after one to warm up.
 double best_seconds(cudaStream_t stream, const std::function<void()>& work) {
@@ -88,6 +121,7 @@ __global__ void empty_kernel() {}
 }  // namespace
 
 double measure_device_read_bytes_per_s(const DeviceCaps& caps) {
+  use_device(caps);
   constexpr int64_t kBytes = int64_t{2} << 30;
   const DeviceBlock block(kBytes), sink(256);
   const Stream lane;
@@ -100,7 +134,7 @@ double measure_device_read_bytes_per_s(const DeviceCaps& caps) {
 }
 
 double measure_gemm_seconds(const DeviceCaps& caps, GemmType type, int64_t m, int64_t n, int64_t k) {
-  static_cast<void>(caps);
+  use_device(caps);
   const DeviceBlock x(m * k * 2), w(n * k * 2), out(m * n * 2);
   const Stream lane;
   const auto fill = [&](const DeviceBlock& block, int64_t count) {
@@ -131,24 +165,55 @@ double measure_gemm_flops_per_s(const DeviceCaps& caps, GemmType type) {
 }
 
 double measure_link_bytes_per_s(const DeviceCaps& caps) {
-  static_cast<void>(caps);
-  constexpr int64_t kBytes = int64_t{256} << 20, kPiece = int64_t{64} << 20;
-  const DeviceBlock block(kBytes);
+  constexpr int64_t kPiece = int64_t{64} << 20;
+  return static_cast<double>(kPiece) / measure_copy_seconds(caps, kPiece);
+}
+
+double measure_copy_seconds(const DeviceCaps& caps, int64_t bytes) {
+  use_device(caps);
+  const int64_t copies = std::clamp<int64_t>(kLinkBytes / bytes, 1, 1000);
+  const DeviceBlock block(copies * bytes);
+  const HostBlock host(copies * bytes);
   const Stream lane;
-  void* host = nullptr;
-  check(cudaHostAlloc(&host, kBytes, cudaHostAllocDefault), "taking page-locked host memory to measure with");
-  const double seconds = best_seconds(lane.stream, [&] {
-    for (int64_t at = 0; at < kBytes; at += kPiece)
-      check(cudaMemcpyAsync(static_cast<std::byte*>(block.data()) + at, static_cast<std::byte*>(host) + at, kPiece,
-                            cudaMemcpyHostToDevice, lane.stream),
-            "copying to the device");
+  return best_seconds(lane.stream, [&] { copy_pieces(host, block, copies, bytes, lane.stream); }) /
+         static_cast<double>(copies);
+}
+
+LinkLoad::LinkLoad(const DeviceCaps& caps) {
+  constexpr int64_t kPiece = int64_t{64} << 20;
+  std::promise<void> started;
+  std::future<void> has_started = started.get_future();
+  copier_ = std::thread([this, &caps, &started] {
+    try {
+      use_device(caps);
+      const DeviceBlock block(kLinkBytes);
+      const HostBlock host(kLinkBytes);
+      const Stream lane;
+      copy_pieces(host, block, kLinkBytes / kPiece, kPiece, lane.stream);
+      started.set_value();
+      while (!ends_) {
+        copy_pieces(host, block, kLinkBytes / kPiece, kPiece, lane.stream);
+        if (cudaStreamSynchronize(lane.stream) != cudaSuccess) return;
+      }
+    } catch (...) {
+      started.set_exception(std::current_exception());
+    }
   });
-  static_cast<void>(cudaFreeHost(host));
-  return static_cast<double>(kBytes) / seconds;
+  try {
+    has_started.get();
+  } catch (...) {
+    copier_.join();
+    throw;
+  }
+}
+
+LinkLoad::~LinkLoad() {
+  ends_ = true;
+  if (copier_.joinable()) copier_.join();
 }
 
 double measure_launch_seconds(const DeviceCaps& caps) {
-  static_cast<void>(caps);
+  use_device(caps);
   constexpr int kLaunches = 1000;
   const Stream lane;
   return best_seconds(lane.stream,
@@ -156,6 +221,22 @@ double measure_launch_seconds(const DeviceCaps& caps) {
                         for (int i = 0; i < kLaunches; ++i) launch(empty_kernel, 1, 32, 0, lane.stream);
                       }) /
          kLaunches;
+}
+
+double measure_wait_seconds(const DeviceCaps& caps) {
+  use_device(caps);
+  constexpr int kWaits = 500;
+  const Stream lane;
+  double best = 1e30;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < kWaits; ++i) {
+      launch(empty_kernel, 1, 32, 0, lane.stream);
+      check(cudaStreamSynchronize(lane.stream), "waiting for the device");
+    }
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / kWaits);
+  }
+  return best;
 }
 
 }  // namespace offload::cuda

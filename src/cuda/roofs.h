@@ -3,6 +3,9 @@
 #ifndef OFFLOAD_CUDA_ROOFS_H_
 #define OFFLOAD_CUDA_ROOFS_H_
 
+#include <atomic>
+#include <thread>
+
 #include "cuda/device.h"
 
 namespace offload::cuda {
@@ -18,9 +21,26 @@ double measure_gemm_flops_per_s(const DeviceCaps& caps, GemmType type);
 
 // Copying page-locked host memory to the device in pieces of 64 MiB.
 double measure_link_bytes_per_s(const DeviceCaps& caps);
+// One copy of `bytes` out of page-locked host memory, in a row of copies of 256 MiB in all, at most 1000.
+double measure_copy_seconds(const DeviceCaps& caps, int64_t bytes);
+
+// Keeps the link busy with copies to the device, from a thread of its own, while it lives.
+class LinkLoad {
+ public:
+  explicit LinkLoad(const DeviceCaps& caps);
+  ~LinkLoad();
+  LinkLoad(const LinkLoad&) = delete;
+  LinkLoad& operator=(const LinkLoad&) = delete;
+
+ private:
+  std::atomic<bool> ends_{false};
+  std::thread copier_;
+};
 
 // From the start of one empty kernel to that of the next on a busy stream.
 double measure_launch_seconds(const DeviceCaps& caps);
+// Starting one empty kernel and waiting until the host knows that it is done.
+double measure_wait_seconds(const DeviceCaps& caps);
 
 }  // namespace offload::cuda
 

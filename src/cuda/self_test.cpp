@@ -1,5 +1,6 @@
 #include "cuda/self_test.h"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -77,7 +78,7 @@ double seconds_of(const std::function<void()>& work) {
 
 // Once all wait on their host threads alone, so their sum counts and each has an equal part of it.
 void measure_links(std::vector<GpuReport>& gpus, const std::string& root) {
-  constexpr double kBytes = static_cast<double>(kPieceBytes) * kPieces;
+  constexpr double kCopied = static_cast<double>(kPieceBytes) * kPieces;
   std::vector<Copies> all;
   all.reserve(gpus.size());
   for (const GpuReport& gpu : gpus) all.emplace_back(gpu.caps.device);
@@ -87,13 +88,13 @@ void measure_links(std::vector<GpuReport>& gpus, const std::string& root) {
   };
   run_all();  // links wake up
   for (size_t i = 0; i < gpus.size(); ++i) {
-    gpus[i].h2d_bytes_per_s = kBytes / seconds_of([&] {
+    gpus[i].h2d_bytes_per_s = kCopied / seconds_of([&] {
                                 all[i].start();
                                 all[i].finish();
                               });
     gpus[i].link = read_pcie_link(gpus[i].caps.pci, root);
   }
-  const double together = kBytes / seconds_of(run_all);
+  const double together = kCopied / seconds_of(run_all);
   for (GpuReport& gpu : gpus) gpu.h2d_together_bytes_per_s = together;
 }
 

@@ -1,5 +1,6 @@
 #include "offload/engine.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 
 #include "core/models/registry.h"

@@ -1,5 +1,7 @@
 #include "offload/gpu_choice.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <filesystem>

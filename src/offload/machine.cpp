@@ -1,5 +1,6 @@
 #include "offload/machine.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
@@ -8,15 +9,14 @@ namespace offload {
 namespace {
 
 constexpr int64_t kMachineFileBytesMax = int64_t{1} << 20;
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 // Ranges wide enough for any machine and narrow enough that bytes / rate stays inside 63 bits of nanoseconds.
 constexpr double kRateMin = 1e-3, kRateMax = 1e7;  // GiB/s, TFLOP/s
 constexpr double kMicrosecondsMax = 1e7;
 
 // One object of the file. Every key must be asked for; finish() refuses the others.
-class Fields {
+class MachineFields {
  public:
-  Fields(const Json& json, std::string path, std::string_view origin)
+  MachineFields(const Json& json, std::string path, std::string_view origin)
       : json_(json), path_(std::move(path)), origin_(origin) {
     if (!json.is_object()) fail(path_.empty() ? "the file" : path_, "an object");
   }
@@ -39,9 +39,9 @@ class Fields {
     if (!has(key, fallback.has_value())) return *fallback;
     return printable(json_get<std::string>(json_, key, "", origin_at()));
   }
-  std::optional<Fields> object(const char* key, bool is_required) {
+  std::optional<MachineFields> object(const char* key, bool is_required) {
     if (!has(key, !is_required)) return std::nullopt;
-    return Fields(json_.at(key), prefix() + key, origin_);
+    return MachineFields(json_.at(key), prefix() + key, origin_);
   }
   const Json* array(const char* key) {
     if (!has(key, true)) return nullptr;
@@ -77,13 +77,13 @@ class Fields {
   std::vector<std::string> known_;
 };
 
-DeviceRates read_device(Fields fields) {
+DeviceRates read_device(MachineFields fields) {
   DeviceRates out;
   out.kind = fields.text("kind", "");
   out.count = fields.integer("count", 1, 64);
   out.memory_bytes = std::llround(fields.number("memory_gib", 0.001, 1e6) * kGib);
   out.memory_bytes_per_s = fields.number("memory_gib_s", kRateMin, kRateMax) * kGib;
-  std::optional<Fields> gemm = fields.object("gemm_tflops", true);
+  std::optional<MachineFields> gemm = fields.object("gemm_tflops", true);
   for (size_t math = 0; math < kGemmMathNames.size(); ++math)
     out.gemm_flops.at(math) = gemm->number(kGemmMathNames.at(math).data(), kRateMin, kRateMax) * 1e12;
   gemm->finish();
@@ -96,7 +96,7 @@ DeviceRates read_device(Fields fields) {
   return out;
 }
 
-LinkRates read_link(Fields fields) {
+LinkRates read_link(MachineFields fields) {
   LinkRates out;
   out.h2d_bytes_per_s = fields.number("h2d_gib_s", kRateMin, kRateMax) * kGib;
   out.additive = fields.number("additive", 0, 1, 1);
@@ -105,7 +105,7 @@ LinkRates read_link(Fields fields) {
   return out;
 }
 
-HostRates read_host(Fields fields) {
+HostRates read_host(MachineFields fields) {
   HostRates out;
   out.ram_bytes = std::llround(fields.number("ram_gib", 0.001, 1e6, 0) * kGib);
   out.cores = fields.integer("cores", 1, 100000, 0);
@@ -113,11 +113,12 @@ HostRates read_host(Fields fields) {
   out.dram_with_h2d_bytes_per_s = fields.number("dram_with_h2d_gib_s", kRateMin, kRateMax, 0) * kGib;
   out.fma_flops = fields.number("fma_tflops", 1e-6, kRateMax, 0) * 1e12;
   out.wait_s = fields.number("wait_us", 0, kMicrosecondsMax, 0) * 1e-6;
+  out.pin_bytes_per_s = fields.number("pin_gib_s", kRateMin, kRateMax, 0) * kGib;
   fields.finish();
   return out;
 }
 
-Calibration read_calibration(Fields fields) {
+Calibration read_calibration(MachineFields fields) {
   Calibration out;
   out.model_type = fields.text("model_type");
   out.hidden = fields.integer("hidden", 1, int64_t{1} << 30);
@@ -138,7 +139,7 @@ Calibration read_calibration(Fields fields) {
 std::vector<CollectivePoint> read_collective(const Json& array, std::string_view origin) {
   std::vector<CollectivePoint> out;
   for (size_t i = 0; i < array.size(); ++i) {
-    Fields point(array[i], fmt::format("collective[{}]", i), origin);
+    MachineFields point(array[i], fmt::format("collective[{}]", i), origin);
     out.push_back({point.integer("bytes", 1, int64_t{1} << 40), point.number("us", 0, kMicrosecondsMax) * 1e-6});
     point.finish();
     if (i > 0 && out[i].bytes <= out[i - 1].bytes)
@@ -155,20 +156,20 @@ std::vector<CollectivePoint> read_collective(const Json& array, std::string_view
 
 Machine parse_machine(std::string_view text, std::string_view origin) {
   const Json json = parse_json(text, origin);
-  Fields fields(json, "", origin);
+  MachineFields fields(json, "", origin);
   Machine out;
   out.name = fields.text("name");
   out.device = read_device(*fields.object("device", true));
-  if (std::optional<Fields> link = fields.object("link", false)) out.link = read_link(*link);
-  if (std::optional<Fields> host = fields.object("host", false)) out.host = read_host(*host);
+  if (std::optional<MachineFields> link = fields.object("link", false)) out.link = read_link(*link);
+  if (std::optional<MachineFields> host = fields.object("host", false)) out.host = read_host(*host);
   out.disk_bytes_per_s = fields.number("disk_gib_s", 1e-6, kRateMax, 0) * kGib;
   if (const Json* collective = fields.array("collective")) out.collective = read_collective(*collective, origin);
   if (out.device.count > 1 && out.collective.empty())
     throw_error(ErrorCode::input, "{}: collective is empty, expected durations of an all-reduce over {} devices",
                 origin, out.device.count);
-  if (std::optional<Fields> calibration = fields.object("calibration", false))
+  if (std::optional<MachineFields> calibration = fields.object("calibration", false))
     out.calibration = read_calibration(*calibration);
-  if (std::optional<Fields> sources = fields.object("sources", false))
+  if (std::optional<MachineFields> sources = fields.object("sources", false))
     for (const auto& [key, value] : sources->json().items()) {
       if (!value.is_string()) throw_error(ErrorCode::input, "{}: sources.{} must be a string", origin, printable(key));
       out.sources[printable(key)] = printable(value.get<std::string>(), 1000);
@@ -218,6 +219,7 @@ std::string machine_text(const Machine& machine) {
   known("dram_with_h2d_gib_s", machine.host.dram_with_h2d_bytes_per_s / kGib);
   known("fma_tflops", machine.host.fma_flops * 1e-12);
   known("wait_us", machine.host.wait_s * 1e6);
+  known("pin_gib_s", machine.host.pin_bytes_per_s / kGib);
   out["host"] = host;
   if (machine.disk_bytes_per_s > 0) out["disk_gib_s"] = rounded(machine.disk_bytes_per_s / kGib);
   if (!machine.collective.empty()) {

@@ -18,6 +18,9 @@
 
 namespace offload {
 
+// What rates and sizes are stated in.
+inline constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+
 enum class GemmMath : uint8_t { bf16, fp16 };
 inline constexpr std::array<std::string_view, 2> kGemmMathNames{"bf16", "fp16"};
 
@@ -48,6 +51,7 @@ struct HostRates {
   double dram_with_h2d_bytes_per_s = 0;  // the same while every link copies; 0: as without
   double fma_flops = 0;                  // FP32, all cores; 0: not known
   double wait_s = 0;                     // from the end of a device op until the host goes on
+  double pin_bytes_per_s = 0;            // first touch and pinning of fresh memory; 0: not known
 };
 
 // Duration of an all-reduce of so many bytes over the machine's devices.

@@ -7,8 +7,6 @@
 namespace offload {
 namespace {
 
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
-
 double gib(int64_t bytes) {
   return static_cast<double>(bytes) / kGib;
 }

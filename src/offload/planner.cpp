@@ -8,7 +8,6 @@
 namespace offload {
 namespace {
 
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 // Device context, library handles, fragmentation: assumed, half a GiB.
 constexpr int64_t kReserveBytes = int64_t{1} << 29;
 constexpr int64_t kDecodeSteps = 96;

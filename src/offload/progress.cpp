@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "offload/machine.h"
+
 namespace offload {
 namespace {
 
@@ -31,7 +33,6 @@ LoadProgress ProgressMeter::update(int64_t done_bytes, double now_s) {
 }
 
 std::string progress_text(const LoadProgress& progress) {
-  constexpr double kGib = 1 << 30;
   std::string text = fmt::format("{:.1f} of {:.1f} GiB, {:.2f} GiB/s", static_cast<double>(progress.done) / kGib,
                                  static_cast<double>(progress.total) / kGib, progress.bytes_per_s / kGib);
   if (progress.seconds_left) text += fmt::format(", {:.0f} s left", std::ceil(*progress.seconds_left));

@@ -1,6 +1,7 @@
 #include "offload/range_stress.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>

@@ -1,5 +1,6 @@
 #include "core/blocks/ngram_embedding.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 
 namespace offload {

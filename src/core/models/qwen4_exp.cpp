@@ -1,5 +1,6 @@
 #include "core/models/qwen4_exp.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,9 +10,9 @@ namespace offload {
 namespace {
 
 // Reads fields of one config with the defaults of the published configuration class, and refuses by field name.
-class Fields {
+class ConfigFields {
  public:
-  Fields(const Json& json, std::string_view origin) : json_(json), origin_(origin) {}
+  ConfigFields(const Json& json, std::string_view origin) : json_(json), origin_(origin) {}
 
   // `most` keeps every product of three sizes inside 63 bits.
   int64_t integer(const char* key, int64_t fallback, int64_t least = 1, int64_t most = int64_t{1} << 20) const {
@@ -43,7 +44,7 @@ class Fields {
 };
 
 // True for a gated delta net, false for block-sparse attention.
-bool is_linear_layer(const std::string& name, const Fields& config) {
+bool is_linear_layer(const std::string& name, const ConfigFields& config) {
   static constexpr std::string_view kSparse[] = {"full_attention", "qwen_sparse_attention", "indexed_attention",
                                                  "deepseek_sparse_attention", "hybrid_indexed"};
   if (name == "linear_attention") return true;
@@ -52,7 +53,7 @@ bool is_linear_layer(const std::string& name, const Fields& config) {
               printable(name), fmt::join(kSparse, ", "));
 }
 
-std::vector<bool> linear_layers(const Fields& config, int64_t layers) {
+std::vector<bool> linear_layers(const ConfigFields& config, int64_t layers) {
   std::vector<bool> linear;
   if (!config.has("layer_types")) {
     const int64_t interval = config.integer("full_attention_interval", 4);
@@ -70,7 +71,7 @@ std::vector<bool> linear_layers(const Fields& config, int64_t layers) {
 }
 
 // YaRN: frequencies above the ramp are divided by `factor`, those below kept, cos and sin scaled by 0.1 ln(factor) + 1.
-void apply_yarn(const Fields& rope, double theta, RopeSpec& spec) {
+void apply_yarn(const ConfigFields& rope, double theta, RopeSpec& spec) {
   const double factor = rope.number("factor", 0.0);
   const double original = rope.number("original_max_position_embeddings", 0.0);
   rope.require(factor >= 1.0 && original >= 1.0,
@@ -95,10 +96,10 @@ void apply_yarn(const Fields& rope, double theta, RopeSpec& spec) {
   spec.scale = static_cast<float>(0.1 * std::log(factor) + 1.0);
 }
 
-RopeSpec rope_spec(const Fields& config, int64_t head_dim) {
+RopeSpec rope_spec(const ConfigFields& config, int64_t head_dim) {
   config.require(config.has("rope_parameters") && config.at("rope_parameters").is_object(),
                  "rope_parameters is missing");
-  const Fields rope(config.at("rope_parameters"), config.origin());
+  const ConfigFields rope(config.at("rope_parameters"), config.origin());
   const double theta = rope.number("rope_theta", 10000.0);
   const double factor = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0));
   rope.require(theta > 1.0 && factor > 0.0 && factor <= 1.0,
@@ -120,7 +121,7 @@ RopeSpec rope_spec(const Fields& config, int64_t head_dim) {
   return spec;
 }
 
-GatedDeltaNetSpec delta_net_spec(const Fields& config, std::vector<std::string>& warnings) {
+GatedDeltaNetSpec delta_net_spec(const ConfigFields& config, std::vector<std::string>& warnings) {
   GatedDeltaNetSpec spec;
   spec.key_heads = config.integer("linear_num_key_heads", 16);
   spec.value_heads = config.integer("linear_num_value_heads", 32);
@@ -139,7 +140,7 @@ GatedDeltaNetSpec delta_net_spec(const Fields& config, std::vector<std::string>&
   return spec;
 }
 
-QsaSpec qsa_spec(const Fields& config, int64_t rotary_dim) {
+QsaSpec qsa_spec(const ConfigFields& config, int64_t rotary_dim) {
   QsaSpec spec;
   spec.query_heads = config.integer("num_attention_heads", 16);
   spec.kv_heads = config.integer("num_key_value_heads", 2);
@@ -164,7 +165,7 @@ QsaSpec qsa_spec(const Fields& config, int64_t rotary_dim) {
   return spec;
 }
 
-MoeSpec moe_spec(const Fields& config) {
+MoeSpec moe_spec(const ConfigFields& config) {
   MoeSpec spec;
   spec.experts = config.integer("num_experts", 512);
   spec.top_k = config.integer("num_experts_per_tok", 10);
@@ -178,7 +179,7 @@ MoeSpec moe_spec(const Fields& config) {
   return spec;
 }
 
-int32_t ngram_eos(const Fields& config) {
+int32_t ngram_eos(const ConfigFields& config) {
   config.require(config.has("eos_token_id"), "eos_token_id is missing; the n-gram embedding needs it");
   const Json& eos = config.at("eos_token_id");
   const Json& first = eos.is_array() && !eos.empty() ? eos.front() : eos;
@@ -188,7 +189,7 @@ int32_t ngram_eos(const Fields& config) {
 }
 
 // Layer index -> its n-gram embedding. ple_layer_ids are one-based.
-void add_ngram_layers(const Fields& config, ModelSpec& spec) {
+void add_ngram_layers(const ConfigFields& config, ModelSpec& spec) {
   if (!config.has("ple_layer_ids")) return;
   const Json& list = config.at("ple_layer_ids");
   const auto layers = static_cast<int64_t>(spec.layers.size());
@@ -230,7 +231,7 @@ ModelSpec qwen4_exp_spec(const Json& document, std::string_view origin) {
   const bool composite = document.contains("text_config");
   if (composite && !document.at("text_config").is_object())
     throw_error(ErrorCode::input, "{}: text_config must be an object", origin);
-  const Fields config(composite ? document.at("text_config") : document, origin);
+  const ConfigFields config(composite ? document.at("text_config") : document, origin);
   if (document.contains("quantization_config") || config.has("quantization_config"))
     throw_error(ErrorCode::input,
                 "{}: quantised checkpoints (quantization_config) are not supported; use the BF16 release", origin);
