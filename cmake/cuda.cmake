@@ -3,7 +3,9 @@ set(OFFLOAD_CUDA AUTO CACHE STRING "build the CUDA backend: AUTO (where nvcc is 
 # The PTX of 75 is always there.
 set(OFFLOAD_CUDA_ARCHITECTURES AUTO CACHE STRING
     "generations with machine code, e.g. \"75;86\"; AUTO: those of this machine's cards, else 75")
+set(OFFLOAD_NCCL AUTO CACHE STRING "carry large all-reduces by NCCL: AUTO (where it is found) or OFF")
 set(OFFLOAD_HAS_CUDA FALSE)
+set(OFFLOAD_HAS_NCCL FALSE)
 if(OFFLOAD_CUDA STREQUAL "OFF")
   return()
 endif()
@@ -67,3 +69,12 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 find_package(CUDAToolkit REQUIRED)
 set(OFFLOAD_HAS_CUDA TRUE)
+
+if(NOT OFFLOAD_NCCL STREQUAL "OFF")
+  find_path(OFFLOAD_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} NO_CACHE)
+  find_library(OFFLOAD_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT}/lib NO_CACHE)
+  if(OFFLOAD_NCCL_INCLUDE AND OFFLOAD_NCCL_LIBRARY)
+    set(OFFLOAD_HAS_NCCL TRUE)
+  endif()
+endif()
+message(STATUS "NCCL: ${OFFLOAD_HAS_NCCL} ${OFFLOAD_NCCL_LIBRARY}")

@@ -115,6 +115,44 @@ TEST_CASE("ranks_agree_with_one_rank_and_with_the_published_numbers_and_repeat_t
     }
 }
 
+TEST_CASE("chunks_that_pass_in_halves_have_the_bits_of_chunks_of_that_size") {
+  const Golden golden;
+  GoldenPrompt prompt = long_chinese(golden);
+  prompt.ids.resize(96);  // 64 and 32: the first is halved, the last is not
+  const auto halve = [](EngineOptions& options) { options.overlap_rows_min = 40; };
+  for (const ShardForm shard : {ShardForm::expert, ShardForm::slice})
+    for (const int ranks : {2, 4})
+      for (const int64_t slots : {0, 2, 40, 300})
+        for (const int64_t group : {0, 96}) {
+          CAPTURE(ranks);
+          CAPTURE(slots);
+          CAPTURE(group);
+          World whole{.ranks = ranks, .shard = shard, .cache = {.slots = slots}, .chunk = 32};
+          World halves{.ranks = ranks, .shard = shard, .cache = {.slots = slots}, .chunk = 64, .prefill_group = group};
+          halves.edit = halve;
+          const std::vector<float> expected = Rig(whole).run(prompt, 4);
+          CHECK(Rig(halves).run(prompt, 4) == expected);
+          if (ranks == 2) CHECK(RemoteRig(halves).run(prompt, 4) == expected);
+        }
+}
+
+TEST_CASE("taps_see_each_half_of_each_layer_in_order") {
+  const Golden golden;
+  const GoldenPrompt& prompt = long_chinese(golden);
+  Rig rig({.ranks = 2, .edit = [](EngineOptions& options) { options.overlap_rows_min = 16; }});
+  Sequence sequence = rig.engine().new_sequence();
+  std::vector<std::pair<size_t, int64_t>> seen;
+  rig.engine().feed(sequence, prompt.ids, Engine::LogitRows::none, {},
+                    [&](size_t layer, const Tensor& stack) { seen.emplace_back(layer, stack.dim(0)); });
+  std::vector<std::pair<size_t, int64_t>> expected;
+  for (const auto& [first, second] : {std::pair<int64_t, int64_t>{32, 32}, {24, 18}})
+    for (size_t layer = 0; layer < 8; ++layer) {
+      expected.emplace_back(layer, first);
+      expected.emplace_back(layer, second);
+    }
+  CHECK(seen == expected);
+}
+
 TEST_CASE("caches_of_ranks_change_no_bit_of_their_world") {
   const Golden golden;
   for (const ShardForm shard : {ShardForm::expert, ShardForm::slice}) {

@@ -5,32 +5,172 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
+#include <optional>
 #include <vector>
+
+#include "core/models/registry.h"
 
 #include "cpu/cpu_backend.h"
 #include "cpu/cpu_ops.h"
 #include "cpu/roofs.h"
 #include "cpu/thread_collective.h"
+#include "offload/gpu_choice.h"
 #ifdef OFFLOAD_CUDA
 #include "cuda/cuda_backend.h"
+#include "cuda/group_collective.h"
 #include "cuda/roofs.h"
+#include "cuda/self_test.h"
 #endif
 
 namespace offload::tools {
 
+// What joins the ranks of one backend.
+class RankGroup {
+ public:
+  virtual ~RankGroup() = default;
+  virtual std::unique_ptr<Collective> end(int rank) = 0;
+  // In one line, for a log; "" where there is nothing to say.
+  virtual std::string describe() const { return ""; }
+};
+
+namespace {
+
+class HostGroup final : public RankGroup {
+ public:
+  explicit HostGroup(int world) : threads_(world) {}
+  std::unique_ptr<Collective> end(int rank) override { return threads_.end(rank); }
+
+ private:
+  cpu::ThreadGroup threads_;
+};
+
+// What a start learns of the devices.
+struct DeviceNotes {
+  std::vector<int> numa_nodes;  // by rank
+  std::vector<std::string> banner, warnings;
+};
+
+}  // namespace
+
 #ifdef OFFLOAD_CUDA
 namespace {
 
+std::optional<std::string> visible_devices_variable() {
+  const char* value = std::getenv("CUDA_VISIBLE_DEVICES");
+  return value == nullptr ? std::optional<std::string>() : value;
+}
+
+// Before the first call of CUDA and of NCCL, which take these from nowhere else: GPUs are counted as nvidia-smi does,
+// unless the user says otherwise, and NCCL prepares no multicast, which nothing here uses.
+void prepare_cuda() {
+  setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
+  setenv("NCCL_NVLS_ENABLE", "0", 1);
+}
+
+// The device of each rank.
+std::vector<int> devices_of(const Settings& settings) {
+  return gpus_of_ranks(settings.tp, cuda::count_devices().count, settings.gpus, visible_devices_variable());
+}
+
 std::unique_ptr<Backend> make_cuda_backend(const Settings& settings, int rank) {
-  return std::make_unique<cuda::CudaBackend>(rank % cuda::count_devices().count, settings.force_sm);
+  const std::vector<int> devices = devices_of(settings);
+  const int device = devices[static_cast<size_t>(rank)];
+  const auto sharers = std::count(devices.begin(), devices.end(), device);
+  return std::make_unique<cuda::CudaBackend>(device, settings.force_sm, static_cast<int>(sharers));
+}
+
+class CudaGroup final : public RankGroup {
+ public:
+  explicit CudaGroup(const std::vector<std::unique_ptr<Backend>>& backends, const cuda::GroupOptions& options = {})
+      : group_(cuda_backends(backends), options) {}
+  cuda::DeviceGroup& group() { return group_; }
+  std::unique_ptr<Collective> end(int rank) override { return group_.end(rank); }
+  std::string describe() const override { return group_.describe(); }
+
+ private:
+  static std::vector<cuda::CudaBackend*> cuda_backends(const std::vector<std::unique_ptr<Backend>>& backends) {
+    std::vector<cuda::CudaBackend*> all;
+    for (const auto& backend : backends) all.push_back(dynamic_cast<cuda::CudaBackend*>(backend.get()));
+    return all;
+  }
+  cuda::DeviceGroup group_;
+};
+
+std::unique_ptr<RankGroup> make_cuda_group(const std::vector<std::unique_ptr<Backend>>& backends) {
+  return std::make_unique<CudaGroup>(backends);
+}
+
+void add_timings(std::vector<AllReduceTiming>& timings, std::string_view link,
+                 const std::vector<cuda::WaySample>& samples) {
+  for (const cuda::WaySample& sample : samples)
+    for (const auto& [way, seconds] : {std::pair{cuda::GroupWay::waiting, sample.waiting_s},
+                                       {cuda::GroupWay::ordered, sample.ordered_s},
+                                       {cuda::GroupWay::nccl, sample.nccl_s}}) {
+      if (!seconds) continue;
+      const std::string name = fmt::format("all_reduce/{}/{}/{}", cuda::group_way_name(way), link, sample.bytes);
+      auto at = std::find_if(timings.begin(), timings.end(), [&](const auto& each) { return each.name == name; });
+      if (at == timings.end()) at = timings.insert(at, {name, sample.bytes});
+      at->seconds.push_back(*seconds);
+    }
+}
+
+std::vector<AllReduceTiming> time_cuda_all_reduce(const Settings& settings, int64_t repeat) {
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (int rank = 0; rank < settings.tp; ++rank) backends.push_back(make_cuda_backend(settings, rank));
+  const auto no_path = [](int, int) { return cuda::PeerPath{cuda::Reach::absent, "left out"}; };
+  std::vector<AllReduceTiming> timings;
+  for (const bool by_host : {false, true}) {
+    cuda::GroupOptions options{.measure = false};
+    if (by_host) options.prove_path = no_path;
+    CudaGroup group(backends, options);
+    const bool reaches = group.group().path(0, settings.tp - 1).reach != cuda::Reach::absent;
+    if (by_host && reaches) break;  // all ranks are on one device
+    for (int64_t i = 0; i < repeat; ++i) add_timings(timings, reaches ? "memory" : "host", group.group().measure());
+    if (!by_host && !reaches) break;
+  }
+  return timings;
+}
+
+std::vector<std::string> describe_cuda() {
+  std::vector<int> all;
+  for (int device = 0; device < cuda::count_devices().count; ++device) all.push_back(device);
+  if (all.empty()) return {};
+  const cuda::SelfTest test = cuda::run_self_test(all);
+  std::vector<std::string> lines = cuda::banner(test);
+  for (const std::string& finding : cuda::findings(test)) lines.push_back("warning: " + finding);
+  return lines;
+}
+
+DeviceNotes cuda_notes(const Settings& settings) {
+  const std::vector<int> of_ranks = devices_of(settings);
+  std::vector<int> devices = of_ranks;
+  std::sort(devices.begin(), devices.end());
+  devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
+  const cuda::SelfTest test = cuda::run_self_test(devices);
+  DeviceNotes notes{{}, cuda::banner(test), cuda::findings(test)};
+  std::vector<GpuTraits> traits;
+  for (const int device : of_ranks) {
+    const auto gpu = std::find_if(test.gpus.begin(), test.gpus.end(),
+                                  [&](const cuda::GpuReport& each) { return each.caps.device == device; });
+    notes.numa_nodes.push_back(gpu->numa_node);
+    traits.push_back({gpu->caps.name, gpu->caps.device_sm, gpu->caps.memory_bytes});
+  }
+  for (const std::string& note : uneven_gpu_notes(traits)) notes.warnings.push_back(note);
+  return notes;
 }
 
 PinHooks cuda_pinning() {
   return {.pin = cuda::pin_host_memory, .unpin = cuda::unpin_host_memory};
 }
 
+// The device that speaks for all where one is measured: rank 0's.
+cuda::DeviceCaps first_caps(const Settings& settings) {
+  return cuda::query_device(devices_of(settings).front(), settings.force_sm);
+}
+
 Roofs cuda_roofs(const Settings& settings) {
-  const cuda::DeviceCaps caps = cuda::query_device(0, settings.force_sm);
+  const cuda::DeviceCaps caps = first_caps(settings);
   return {.read_bytes_per_s = cuda::measure_device_read_bytes_per_s(caps),
           .flops_per_s =
               cuda::measure_gemm_flops_per_s(caps, caps.has_bf16_mma() ? cuda::GemmType::bf16 : cuda::GemmType::f16),
@@ -38,17 +178,17 @@ Roofs cuda_roofs(const Settings& settings) {
 }
 
 std::string cuda_name(const Settings& settings) {
-  const cuda::DeviceCaps caps = cuda::query_device(0, settings.force_sm);
+  const cuda::DeviceCaps caps = first_caps(settings);
   return fmt::format("{}, plans of sm_{}", caps.name, caps.sm);
 }
 
 std::string cuda_plan(const Settings& settings) {
-  const cuda::DeviceCaps caps = cuda::query_device(0, settings.force_sm);
+  const cuda::DeviceCaps caps = first_caps(settings);
   return fmt::format("cuda {}sm_{}", settings.force_sm ? "forced " : "", caps.sm);
 }
 
 void add_cuda_probe(const Settings& settings, ProbeFunctions& probe) {
-  const cuda::DeviceCaps caps = cuda::query_device(0, settings.force_sm);
+  const cuda::DeviceCaps caps = first_caps(settings);
   DeviceProbe& device = probe.device;
   device.kind = cuda_name(settings);
   device.memory_bytes = caps.memory_bytes;
@@ -73,7 +213,12 @@ void add_cuda_probe(const Settings& settings, ProbeFunctions& probe) {
 }  // namespace
 
 std::string why_no_cuda() {
-  return cuda::count_devices().why_none;
+  prepare_cuda();
+  const std::optional<std::string> variable = visible_devices_variable();
+  if (std::string why = why_none_visible(read_gpus(), variable); !why.empty()) return why;
+  const cuda::DeviceCount devices = cuda::count_devices();
+  if (devices.count > 0 || !variable) return devices.why_none;
+  return fmt::format("CUDA_VISIBLE_DEVICES is \"{}\": {}", printable(*variable), devices.why_none);
 }
 #else
 namespace {
@@ -83,6 +228,18 @@ namespace {
 }
 std::unique_ptr<Backend> make_cuda_backend(const Settings&, int) {
   no_cuda();
+}
+std::unique_ptr<RankGroup> make_cuda_group(const std::vector<std::unique_ptr<Backend>>&) {
+  no_cuda();
+}
+DeviceNotes cuda_notes(const Settings&) {
+  no_cuda();
+}
+std::vector<AllReduceTiming> time_cuda_all_reduce(const Settings&, int64_t) {
+  no_cuda();
+}
+std::vector<std::string> describe_cuda() {
+  return {};
 }
 PinHooks cuda_pinning() {
   no_cuda();
@@ -122,21 +279,26 @@ std::unique_ptr<Backend> make_backend(const Settings& settings, int rank) {
   return std::make_unique<cpu::CpuBackend>(make_host_ops(settings));
 }
 
-struct DeviceSet::Group {
-  explicit Group(int world) : threads(world) {}
-  cpu::ThreadGroup threads;
-};
-
 DeviceSet::~DeviceSet() = default;
 
 DeviceSet::DeviceSet(const Settings& settings) {
-  if (settings.device == "cuda") pinning_ = cuda_pinning();
+  const bool on_gpus = settings.device == "cuda";
+  if (on_gpus) {
+    // What the model allows is said before what the machine has.
+    if (settings.tp > 1) Engine::require_world(load_model_spec(settings.model_dir), settings.tp, settings.shard);
+    DeviceNotes notes = cuda_notes(settings);
+    numa_nodes_ = std::move(notes.numa_nodes);
+    banner_ = std::move(notes.banner);
+    warnings_ = std::move(notes.warnings);
+    pinning_ = cuda_pinning();
+  }
   for (int rank = 0; rank < settings.tp; ++rank) backends_.push_back(make_backend(settings, rank));
   for (int rank = 0; rank < settings.tp && settings.cpu_permille > 0; ++rank)
     host_ops_.push_back(make_host_ops(settings));
   if (settings.tp == 1) return;
-  group_ = std::make_unique<Group>(settings.tp);
-  for (int rank = 0; rank < settings.tp; ++rank) ends_.push_back(group_->threads.end(rank));
+  group_ = on_gpus ? make_cuda_group(backends_) : std::make_unique<HostGroup>(settings.tp);
+  for (int rank = 0; rank < settings.tp; ++rank) ends_.push_back(group_->end(rank));
+  if (const std::string text = group_->describe(); !text.empty()) banner_.push_back(text);
 }
 
 Devices DeviceSet::devices() const {
@@ -148,6 +310,7 @@ Devices DeviceSet::devices() const {
   for (const auto& ops : host_ops_) host_ops.push_back(ops.get());
   Devices devices{std::move(backends), std::move(ends), std::move(host_ops)};
   devices.pinning = pinning_;
+  devices.numa_nodes = numa_nodes_;
   return devices;
 }
 
@@ -172,6 +335,15 @@ Roofs measure_roofs(const Settings& settings) {
   OFL_ASSERT(settings.device == "cpu");
   return {.read_bytes_per_s = cpu::measure_dram_read_bytes_per_s(settings.threads),
           .flops_per_s = cpu::measure_fma_flops_per_s(settings.threads, cpu::best_isa())};
+}
+
+std::vector<std::string> describe_gpus() {
+  return why_no_cuda().empty() ? describe_cuda() : std::vector<std::string>();
+}
+
+std::vector<AllReduceTiming> measure_all_reduce(const Settings& settings, int64_t repeat) {
+  OFL_ASSERT(settings.device == "cuda" && settings.tp > 1);
+  return time_cuda_all_reduce(settings, repeat);
 }
 
 std::string instruction_set(const Settings& settings) {

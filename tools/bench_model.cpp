@@ -41,7 +41,10 @@ class ModelBench::Runner {
     LoadProgress progress(std::string(kBenchProgram), printable(settings.model_dir, 4096));
     EngineOptions engine_options = settings.engine_options();
     // A recorder takes a step's layers one after the other.
-    if (options.records_routing) engine_options.prefill_group = 1;
+    if (options.records_routing) {
+      engine_options.prefill_group = 1;
+      engine_options.overlap_rows_min = INT64_MAX;
+    }
     if (engine_options.context == 0) {
       engine_options.context = options.prompt_tokens + options.decode_tokens;
       // The engine's own message would name a flag that was not given.
@@ -108,12 +111,7 @@ class ModelBench::Runner {
   int32_t feed(std::span<const int32_t> tokens, BenchHash& hash) {
     engine_->feed(*sequence_, tokens, Engine::LogitRows::none, {},
                   [](size_t, const Tensor&) { stop_if_interrupted(); });
-    int32_t next = 0;
-    if (engine_->world() == 1) {
-      next = engine_->largest_logit().value_or(0);
-    } else {
-      engine_->last_logits([&](int64_t, std::span<const float> logits) { next = largest_logit(logits).value_or(0); });
-    }
+    const int32_t next = engine_->largest_logit().value_or(0);
     hash.add(std::as_bytes(std::span(&next, 1)));
     return next;
   }

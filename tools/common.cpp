@@ -33,6 +33,7 @@ struct NamedArithmetic {
   Arithmetic arithmetic;
 };
 constexpr int64_t kRanksMax = 64;
+constexpr int64_t kGpuMost = 1023;
 constexpr int64_t kSlotsMax = 1 << 24;
 
 // What --arm names without configs/arms.json.
@@ -73,15 +74,17 @@ void choose_device(const SharedFlags& flags, Settings& settings) {
   if (!flags.vram_budget.empty()) settings.vram_budget_bytes = parse_gib("--vram-budget", flags.vram_budget);
   if (!flags.force_sm.empty())
     settings.force_sm = static_cast<int>(parse_integer("--force-sm", flags.force_sm, 75, 999));
+  for (const std::string& gpu : flags.gpus.empty() ? std::vector<std::string>() : split_list(flags.gpus))
+    settings.gpus.push_back(static_cast<int>(parse_integer("--gpus", gpu, 0, kGpuMost)));
   std::string why_not = flags.device == "cpu" ? "--device is cpu" : why_no_cuda();
-  if (why_not.empty() && settings.tp > 1) why_not = fmt::format("--tp {} on GPUs is not built yet", settings.tp);
   settings.device = why_not.empty() ? "cuda" : "cpu";
   if (flags.device == "cuda" && !why_not.empty())
     throw_error(ErrorCode::usage, "--device cuda: {}; use --device cpu", why_not);
   if (flags.device == "auto" && !why_not.empty())
     settings.device_note = fmt::format("computing on the CPU: {}", why_not);
   if (settings.device == "cuda") return;
-  for (const auto& [flag, value] : {std::pair{"--vram-budget", flags.vram_budget}, {"--force-sm", flags.force_sm}})
+  for (const auto& [flag, value] :
+       {std::pair{"--vram-budget", flags.vram_budget}, {"--force-sm", flags.force_sm}, {"--gpus", flags.gpus}})
     if (!value.empty()) throw_error(ErrorCode::usage, "{} is for a GPU, but {}; leave it out", flag, why_not);
 }
 
@@ -186,6 +189,8 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
        "checkpoint folder (safetensors), or for a dummy its config.json; default: the bundled demo");
   text("--device", flags.device, "auto|cpu|cuda", "where to compute; auto: cuda where there is a GPU");
   text("--tp", flags.tp, "N", "ranks of tensor parallelism, as threads of this process; default 1");
+  text("--gpus", flags.gpus, "0,2",
+       "GPUs that the ranks are dealt over in turn, several on one where there are more ranks; default: one each");
   text("--context", flags.context, "N", "positions a sequence may have; default: the model's, at most 32768");
   text("--chunk", flags.chunk, "N", "prompt tokens computed at once; default: 512 on the CPU, 2048 on a GPU");
   text("--prefill-group", flags.prefill_group, "N",
@@ -212,8 +217,25 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   app.add_flag("-v,--verbose", flags.verbose, "say more on standard error")->group("Output");
 }
 
+// For a rank that hangs: nothing can be destroyed behind its back.
+[[noreturn]] void end_stuck_process(const std::exception_ptr& cause) {
+  int code = 1;
+  std::string message = "a rank failed";
+  try {
+    std::rethrow_exception(cause);
+  } catch (const Error& error) {
+    code = exit_code(error.code());
+    message = error.message();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  say("offload", fmt::format("error: {} (a rank hangs; the process ends)", message));
+  _exit(code);
+}
+
 EngineOptions Settings::engine_options() const {
   EngineOptions options;
+  options.on_stuck = end_stuck_process;
   options.model_dir = model_dir;
   options.dummy_weights = dummy_weights;
   options.seed = seed;

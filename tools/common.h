@@ -28,7 +28,7 @@ namespace offload::tools {
 struct SharedFlags {
   std::string model, device = "auto", tp = "1", context, chunk, prefill_group, vram_budget, ram_budget, expert_slots,
                      look_ahead = "1";
-  std::string shard = "auto";
+  std::string gpus, shard = "auto";
   std::string arm = "bf16", cpu_experts = "auto", threads, load_format = "auto", force_sm, seed = "0", trace;
   bool dry_run = false, json = false, verbose = false;
 };
@@ -48,6 +48,7 @@ struct Settings {
   uint64_t seed = 0;
   int64_t context = 0, chunk = 0, prefill_group = 0;  // 0: the engine's choice
   int tp = 1;
+  std::vector<int> gpus = {};  // visible ones that ranks are dealt over in turn; empty: one for each rank
   ShardForm shard = ShardForm::expert;
   int64_t expert_slots = 0;                       // of each rank's cache; 0: none on the CPU, as many as fit on a GPU
   int look_ahead = 1;                             // layers

@@ -22,7 +22,7 @@ struct BenchFlags {
   std::vector<std::string> compare;
   std::optional<std::string> trace_routing;
   bool profile = false;
-  bool runs_ops = false;
+  bool runs_ops = false, runs_all_reduce = false;
   std::string op, name_glob;
 };
 
@@ -49,6 +49,9 @@ void add_flags(CLI::App& app, BenchFlags& flags) {
   text(*ops, "--op", flags.op, "NAME", "this op alone");
   text(*ops, "--case", flags.name_glob, "GLOB", "cases of this name alone, as in 'published/*'");
   ops->fallthrough();
+  CLI::App* all_reduce = app.add_subcommand("all-reduce", "sums over --tp ranks on GPUs, in every way that they have");
+  all_reduce->callback([&flags] { flags.runs_all_reduce = true; });
+  all_reduce->fallthrough();
 }
 
 BenchReport start_report(std::string_view kind, const BenchFlags& flags, const Settings& settings,
@@ -81,6 +84,23 @@ int run_ops(const BenchFlags& flags, const std::string& command) {
   BenchReport report = start_report("ops", flags, settings, command);
   for (const BenchCase& bench : cases) {
     report.rows.push_back(measure_case(bench, repeat, settings));
+    if (!flags.shared.json) write_output(bench_line(report.rows.back(), report.roofs()) + "\n");
+  }
+  return finish_report(report, flags, settings);
+}
+
+int run_all_reduce(const BenchFlags& flags, const std::string& command) {
+  const int64_t repeat = parse_integer("--repeat", flags.repeat.empty() ? "5" : flags.repeat, 1, kRepeatMax);
+  const Settings settings = settings_of(flags.shared);
+  if (settings.device != "cuda" || settings.tp == 1)
+    throw_error(ErrorCode::usage, "all-reduce is for ranks on GPUs: give --tp 2 or more{}",
+                settings.device == "cuda" ? "" : ", on a machine that has one");
+  BenchReport report = start_report("all_reduce", flags, settings, command);
+  for (const AllReduceTiming& timing : measure_all_reduce(settings, repeat)) {
+    // A rank's tensor is read and written once, whatever the way.
+    report.rows.push_back({.name = timing.name,
+                           .cost = {.bytes_read = timing.bytes, .bytes_written = timing.bytes},
+                           .seconds = timing.seconds});
     if (!flags.shared.json) write_output(bench_line(report.rows.back(), report.roofs()) + "\n");
   }
   return finish_report(report, flags, settings);
@@ -167,6 +187,7 @@ int run_main(int argc, char** argv) {
     return 0;
   }
   const std::string command = command_line(argc, argv);
+  if (flags.runs_all_reduce) return run_all_reduce(flags, command);
   return flags.runs_ops ? run_ops(flags, command) : run_model(flags, command);
 }
 

@@ -38,6 +38,8 @@ int run(const ProbeFlags& flags) {
       .when = fmt::format("{} by {} --device {} --threads {}", today(), kProgram, settings.device, settings.threads),
       .disk_file = flags.disk_file,
       .pin_bytes = static_cast<int64_t>(pin_gib * static_cast<double>(int64_t{1} << 30))};
+  if (settings.device == "cuda")
+    for (const std::string& line : describe_gpus()) say(kProgram, line);
   std::optional<OutputFile> file;
   if (flags.out) file.emplace("-o", *flags.out);
   const Machine machine = probe_machine(probe_functions(settings), options, [](std::string_view what) {

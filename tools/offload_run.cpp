@@ -108,6 +108,8 @@ LoadedEngine load_engine(const Settings& settings, bool plan_only) {
   const auto start = std::chrono::steady_clock::now();
   LoadedEngine loaded;
   loaded.devices = std::make_unique<DeviceSet>(settings);
+  for (const std::string& line : loaded.devices->banner()) say(kProgram, line);
+  for (const std::string& line : loaded.devices->warnings()) say(kProgram, fmt::format("warning: {}", line));
   LoadProgress progress(std::string(kProgram), printable(settings.model_dir, 4096));
   EngineOptions options = settings.engine_options();
   options.plan_only = plan_only;

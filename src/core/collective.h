@@ -9,6 +9,8 @@
 
 namespace offload {
 
+class Lane;
+
 // The part of a tensor-parallel group that one rank is.
 struct RankSlice {
   int rank = 0;
@@ -31,6 +33,18 @@ class Collective {
 
   // tensor = the sum over ranks of tensor, summed in rank order in FP32. F32 or BF16, contiguous. Throws Aborted.
   virtual void all_reduce_sum(const Tensor& tensor) = 0;
+
+  // The same in two parts: the sum may run beside what the rank's device is given to do between them. At most two are
+  // started and not finished; finish_sum() is for the oldest, and what the compute lane is given after it sees the sum.
+  // REQUIRES: no all_reduce_sum() between them.
+  virtual void start_sum(const Tensor& tensor) { all_reduce_sum(tensor); }
+  virtual void finish_sum() {}
+  // The lane that started sums run on; null where they are done when start_sum() returns, or on the compute lane.
+  virtual Lane* sum_lane() { return nullptr; }
+  // Whether a sum takes so long that prompts gain by passing the layers in halves, beside whose work sums run.
+  virtual bool sums_are_slow() const { return false; }
+  // What sum_lane() is given next comes after all that the compute lane has been given; start_sum() does so itself.
+  virtual void follow_compute() {}
 
   // Whether all ranks brought the same value. Throws Aborted.
   virtual bool all_equal(uint64_t value) = 0;

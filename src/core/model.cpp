@@ -1,9 +1,21 @@
 #include "core/model.h"
 
 #include <algorithm>
+#include <array>
 
 namespace offload {
 namespace {
+
+// Rows of the first of two halves: whole tiles of what most kernels take at once.
+int64_t first_half(int64_t rows) {
+  constexpr int64_t kRowStep = 8;
+  return std::min(rows, (rows / 2 + kRowStep - 1) / kRowStep * kRowStep);
+}
+
+// In how many parts a chunk of so many rows passes a layer.
+int halves_of(const Step& step, int64_t rows) {
+  return step.collective != nullptr && rows >= step.overlap_rows_min && first_half(rows) < rows ? 2 : 1;
+}
 
 std::string layer_prefix(size_t i) {
   return fmt::format("layers.{}.", i);
@@ -102,19 +114,29 @@ uint64_t Model::Layer::key_of(const Step& step, const Tensor& stack, uint64_t pa
   return key;
 }
 
+void Model::Layer::start_mixer(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y,
+                               const Tensor& inject) {
+  mixer_connection.read(step, stack, x, inject);
+  std::visit([&](const auto& block) { block.forward(step, x, y); }, mixer);
+}
+
+void Model::Layer::start_experts(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y,
+                                 const Tensor& inject) {
+  moe_connection.read(step, stack, x, inject);
+  moe.forward(step, x, y);
+}
+
 // x, y [rows, hidden] and inject [rows, streams] are for its use. What decode does alike for every token, whatever its
 // position, the device repeats by itself.
 void Model::Layer::forward(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y,
                            const Tensor& inject) {
   if (ngram) ngram->add_to(step, stack);
   const auto mix = [&] {
-    mixer_connection.read(step, stack, x, inject);
-    std::visit([&](const auto& block) { block.forward(step, x, y); }, mixer);
+    start_mixer(step, stack, x, y, inject);
     mixer_connection.write(step, stack, y, inject);
   };
   const auto route = [&] {
-    moe_connection.read(step, stack, x, inject);
-    moe.forward(step, x, y);
+    start_experts(step, stack, x, y, inject);
     moe_connection.write(step, stack, y, inject);
   };
   const bool repeats = step.rows() == 1 && step.collective == nullptr && !step.ops.planning() && !step.ops.observed() &&
@@ -145,6 +167,11 @@ Tensor Model::forward(Step& step, int64_t chunk, const LayerTap& tap) {
   fill_rope(step);
   step.ops(GatherRowsArgs{.table = embedding_, .ids = ids, .out = stacks, .copies = spec_.hyper.streams});
 
+  if (halves_of(step, rows_max) == 2) {
+    forward_by_halves(step, chunk, stacks, tap);
+    if (!step.ops.planning()) step.sequence.advance(step.tokens);
+    return stacks;
+  }
   const Tensor x = step.arena.take(step.dtype(), {rows_max, hidden});
   const Tensor y = step.arena.take(step.dtype(), {rows_max, hidden});
   const Tensor inject = final_mixer_.take_inject(step, rows_max);
@@ -162,6 +189,84 @@ Tensor Model::forward(Step& step, int64_t chunk, const LayerTap& tap) {
   }
   if (!step.ops.planning()) step.sequence.advance(step.tokens);
   return stacks;
+}
+
+int64_t Model::visits(const Step& step, int64_t chunk) {
+  int64_t visits = 0;
+  for (int64_t begin = 0; begin < step.rows(); begin += chunk)
+    visits += halves_of(step, std::min(chunk, step.rows() - begin));
+  return visits;
+}
+
+// Half a chunk on its way through the layers.
+struct Model::Half {
+  Tensor x, y;    // [rows, hidden] A
+  Tensor inject;  // [rows, streams]
+  DeferredSum sum;
+
+  // The sub-layer whose sum is under way; no part: none is.
+  std::optional<Step> part = {};
+  Tensor stack = {};
+  const HyperConnection* connection = nullptr;
+  std::optional<size_t> layer_done = {};  // the layer that ends with it
+
+  void end(const LayerTap& tap) {
+    if (!part) return;
+    const int64_t rows = part->rows();
+    const Tensor out = y.narrow(0, 0, rows);
+    part->finish_sum(sum, out);
+    connection->write(*part, stack, out, inject.narrow(0, 0, rows));
+    if (layer_done && tap && !part->ops.planning()) tap(*layer_done, stack);
+    part.reset();
+  }
+};
+
+// Both halves take a sub-layer in turn; while the sum of one is under way, the device works on the other. A half's sum
+// is finished when its next sub-layer is due, which may be the next layer's.
+void Model::forward_by_halves(const Step& step, int64_t chunk, const Tensor& stacks, const LayerTap& tap) {
+  const int64_t rows = step.rows(), hidden = spec_.hidden, rows_max = std::min(chunk, rows);
+  // A last chunk that is not halved passes in the first half's memory.
+  const int64_t half_rows = std::max(first_half(rows_max), std::min(rows_max, step.overlap_rows_min - 1));
+  const auto take_half = [&] {
+    return Half{.x = step.arena.take(step.dtype(), {half_rows, hidden}),
+                .y = step.arena.take(step.dtype(), {half_rows, hidden}),
+                .inject = final_mixer_.take_inject(step, half_rows),
+                .sum = {step.arena.take(DType::f32, {half_rows, hidden})}};
+  };
+  std::array<Half, 2> halves{take_half(), take_half()};
+  const int64_t first_row = step.ops.planning() ? rows - rows_max : 0;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    Layer& layer = layers_[i];
+    int64_t visits_left = visits(step, chunk);
+    for (int64_t begin = first_row; begin < rows; begin += chunk) {
+      const int64_t chunk_rows = std::min(chunk, rows - begin);
+      const int count = halves_of(step, chunk_rows);
+      const int64_t split = count == 2 ? first_half(chunk_rows) : chunk_rows;
+      visits_left -= count;
+      for (const bool is_mixer : {true, false}) {
+        for (int h = 0; h < count; ++h) {
+          Half& half = halves[static_cast<size_t>(h)];
+          half.end(tap);
+          if (count == 1) halves[1].end(tap);
+          const int64_t part_rows = h == 0 ? split : chunk_rows - split;
+          Step& part = half.part.emplace(chunk_of(step, begin + h * split, part_rows));
+          part.deferred = &half.sum;
+          part.visits_left = visits_left + count - 1 - h;
+          half.stack = stacks.narrow(0, begin + h * split, part_rows);
+          half.connection = is_mixer ? &layer.mixer_connection : &layer.moe_connection;
+          half.layer_done = is_mixer ? std::optional<size_t>() : i;
+          const Tensor x = half.x.narrow(0, 0, part_rows), y = half.y.narrow(0, 0, part_rows);
+          const Tensor inject = half.inject.narrow(0, 0, part_rows);
+          if (is_mixer && layer.ngram) layer.ngram->add_to(part, half.stack);
+          if (is_mixer)
+            layer.start_mixer(part, half.stack, x, y, inject);
+          else
+            layer.start_experts(part, half.stack, x, y, inject);
+        }
+      }
+    }
+  }
+  for (Half& half : halves) half.end(tap);
 }
 
 void Model::read_out(const Step& step, const Tensor& stack, const Tensor& hidden) const {

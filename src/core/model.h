@@ -32,14 +32,18 @@ class Model {
   // Blocks that want a host table, in layer order.
   std::vector<NgramEmbedding*> table_users();
 
-  // Called with a chunk's residual stack [rows, streams * hidden] after each layer; for tests and parity reports. May
-  // throw to stop.
+  // Called with a chunk's residual stack [rows, streams * hidden] after each layer, or with each of its halves; for
+  // tests and parity reports. May throw to stop.
   using LayerTap = std::function<void(size_t layer, const Tensor& stack)>;
 
   // Has the step's tokens pass each layer in chunks of `chunk` rows (the last one may be smaller), all chunks before
-  // the next layer: one chunk is the plain order of layers. A chunk's bits do not depend on what is around it. Returns
-  // the residual stacks [rows, streams * hidden], from the step's arena. Advances the sequence.
+  // the next layer: one chunk is the plain order of layers. A chunk's bits do not depend on what is around it. Chunks
+  // of step.overlap_rows_min rows and more pass as two halves, which count as chunks of their own. Returns the residual
+  // stacks [rows, streams * hidden], from the step's arena. Advances the sequence.
   Tensor forward(Step& step, int64_t chunk, const LayerTap& tap = {});
+
+  // How often such a step passes each layer.
+  static int64_t visits(const Step& step, int64_t chunk);
 
   // hidden [rows, hidden] A = what lm_head reads of a chunk's `stack`, which forward() of this step returned.
   void read_out(const Step& step, const Tensor& stack, const Tensor& hidden) const;
@@ -60,10 +64,18 @@ class Model {
 
     void forward(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y, const Tensor& inject);
 
+    // Each in two parts, between which the sum over the ranks may be deferred: y = the sub-layer of x, then y goes into
+    // the stack.
+    void start_mixer(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y, const Tensor& inject);
+    void start_experts(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y, const Tensor& inject);
+
    private:
     uint64_t key_of(const Step& step, const Tensor& stack, uint64_t part) const;
   };
 
+  struct Half;
+
+  void forward_by_halves(const Step& step, int64_t chunk, const Tensor& stacks, const LayerTap& tap);
   void fill_rope(Step& step) const;
   Step chunk_of(const Step& step, int64_t begin, int64_t rows) const;
 

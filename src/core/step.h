@@ -33,6 +33,11 @@ class SelectionObserver {
   virtual void selected(const Tensor& blocks, const Tensor& counts) = 0;
 };
 
+// A sum over the ranks that runs beside other work until Step::finish_sum().
+struct DeferredSum {
+  Tensor part;  // F32 [at least a part's rows, hidden]: what this rank adds, then the sum
+};
+
 struct Step {
   Backend& backend;
   Ops& ops;
@@ -45,10 +50,15 @@ struct Step {
   int64_t first = 0;                        // position of tokens[0]
   SelectionObserver* selections = nullptr;  // null: nobody asks; not called when planning
 
+  // A chunk of so many rows and more passes the layers in halves: the sums over the ranks of one run beside the work of
+  // the other.
+  int64_t overlap_rows_min = INT64_MAX;
+
   // Filled by the model; what it hands to a layer's blocks is one chunk of the tokens.
-  Tensor rope{};            // F32 [rows, half, 2] at positions first, first + 1, ...
-  Tensor rope_blocks{};     // F32 [blocks completed in these rows, half, 2] at their first positions
-  int64_t visits_left = 0;  // chunks of the tokens that go through the same layer next
+  Tensor rope{};                    // F32 [rows, half, 2] at positions first, first + 1, ...
+  Tensor rope_blocks{};             // F32 [blocks completed in these rows, half, 2] at their first positions
+  int64_t visits_left = 0;          // chunks of the tokens that go through the same layer next
+  DeferredSum* deferred = nullptr;  // where all_reduce() leaves its sum to be finished; null: it is in y at once
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
   DType dtype() const { return arithmetic.activations; }
@@ -81,11 +91,22 @@ struct Step {
   template <typename Compute>
   void all_reduce(const Tensor& y, const Compute& compute) const {
     if (collective == nullptr) return compute(y);
+    if (deferred != nullptr) {
+      const Tensor part = deferred->part.narrow(0, 0, y.dim(0));
+      compute(part);
+      if (!ops.planning()) collective->start_sum(part);
+      return;
+    }
     const ArenaScope scope(arena);
     const Tensor part = arena.take(DType::f32, {y.dim(0), y.dim(1)});
     compute(part);
     if (!ops.planning()) collective->all_reduce_sum(part);
     ops(CopyArgs{part, y});
+  }
+  // y = the sum that was deferred; the oldest first.
+  void finish_sum(const DeferredSum& sum, const Tensor& y) const {
+    if (!ops.planning()) collective->finish_sum();
+    ops(CopyArgs{sum.part.narrow(0, 0, y.dim(0)), y});
   }
 };
 

@@ -15,14 +15,14 @@ class ThreadCollective final : public Collective {
     OFL_ASSERT(tensor.contiguous() && tensor.elements() <= static_cast<int64_t>(group_.sums_.size()));
     OFL_ASSERT(tensor.dtype() == DType::f32 || tensor.dtype() == DType::bf16);
     group_.tensors_[rank_] = tensor;
-    group_.wait_for_all();
+    meet();
     const auto world = static_cast<int64_t>(group_.tensors_.size()), rank = static_cast<int64_t>(rank_);
     const int64_t begin = tensor.elements() * rank / world, end = tensor.elements() * (rank + 1) / world;
     if (tensor.dtype() == DType::f32)
       sum<float>(begin, end, [](float v) { return v; });
     else
       sum<bf16>(begin, end, [](bf16 v) { return to_float(v); });
-    group_.wait_for_all();
+    meet();
     for (int64_t i = 0; i < tensor.elements(); ++i) {
       const float value = group_.sums_[static_cast<size_t>(i)];
       if (tensor.dtype() == DType::f32)
@@ -30,31 +30,15 @@ class ThreadCollective final : public Collective {
       else
         tensor.as<bf16>()[i] = to_bf16(value);
     }
-    group_.wait_for_all();  // nobody writes sums_ again before all have read it
+    meet();  // nobody writes sums_ again before all have read it
   }
 
-  bool all_equal(uint64_t value) override {
-    group_.values_[rank_] = value;
-    group_.wait_for_all();
-    bool equal = true;
-    for (const uint64_t other : group_.values_) equal &= other == value;
-    group_.wait_for_all();
-    return equal;
-  }
-
-  void abort() noexcept override {
-    const std::lock_guard lock(group_.mutex_);
-    group_.aborted_ = true;
-    group_.all_arrived_.notify_all();
-  }
-
-  void recover() noexcept override {
-    const std::lock_guard lock(group_.mutex_);
-    group_.aborted_ = false;
-    group_.arrived_ = 0;
-  }
+  bool all_equal(uint64_t value) override { return group_.meeting_.all_equal(static_cast<int>(rank_), value); }
+  void abort() noexcept override { group_.meeting_.abort(); }
+  void recover() noexcept override { group_.meeting_.recover(); }
 
  private:
+  void meet() { group_.meeting_.wait_for_all(static_cast<int>(rank_)); }
   template <typename T, typename ToFloat>
   void sum(int64_t begin, int64_t end, const ToFloat& convert) {
     for (int64_t i = begin; i < end; ++i) {
@@ -68,24 +52,12 @@ class ThreadCollective final : public Collective {
   size_t rank_;
 };
 
-ThreadGroup::ThreadGroup(int world) : tensors_(static_cast<size_t>(world)), values_(static_cast<size_t>(world)) {}
+ThreadGroup::ThreadGroup(int world, std::chrono::milliseconds stall_after)
+    : meeting_(world, stall_after), tensors_(static_cast<size_t>(world)) {}
 
 std::unique_ptr<Collective> ThreadGroup::end(int rank) {
   OFL_ASSERT(rank >= 0 && rank < world());
   return std::make_unique<ThreadCollective>(*this, rank);
-}
-
-void ThreadGroup::wait_for_all() {
-  std::unique_lock lock(mutex_);
-  const uint64_t round = round_;
-  if (!aborted_ && ++arrived_ == world()) {
-    arrived_ = 0;
-    ++round_;
-    all_arrived_.notify_all();
-    return;
-  }
-  all_arrived_.wait(lock, [&] { return aborted_ || round_ != round; });
-  if (round_ == round) throw Aborted();
 }
 
 }  // namespace offload::cpu

@@ -5,35 +5,29 @@
 #ifndef OFFLOAD_CPU_THREAD_COLLECTIVE_H_
 #define OFFLOAD_CPU_THREAD_COLLECTIVE_H_
 
-#include <condition_variable>
+#include <chrono>
 #include <memory>
-#include <mutex>
 #include <vector>
 
-#include "core/collective.h"
+#include "core/rank_meeting.h"
 
 namespace offload::cpu {
 
 class ThreadGroup {
  public:
-  explicit ThreadGroup(int world);
+  // `stall_after`: as in RankMeeting.
+  explicit ThreadGroup(int world, std::chrono::milliseconds stall_after = {});
 
-  int world() const { return static_cast<int>(tensors_.size()); }
+  int world() const { return meeting_.world(); }
   // Rank `rank`'s end; the group outlives it. One per rank.
   std::unique_ptr<Collective> end(int rank);
 
  private:
   friend class ThreadCollective;
-  void wait_for_all();
 
+  RankMeeting meeting_;
   std::vector<Tensor> tensors_;  // what each rank brought to the operation in progress
-  std::vector<uint64_t> values_;
   std::vector<float> sums_;
-  std::mutex mutex_;
-  std::condition_variable all_arrived_;
-  int arrived_ = 0;
-  uint64_t round_ = 0;
-  bool aborted_ = false;
 };
 
 }  // namespace offload::cpu

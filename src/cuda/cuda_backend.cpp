@@ -16,8 +16,12 @@ bool is_pinned(const void* host) {
 
 // --- CudaLane ---
 
-CudaLane::CudaLane(const std::vector<cudaEvent_t>& events, StagingRing& staging) : events_(events), staging_(staging) {
-  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+CudaLane::CudaLane(const std::vector<cudaEvent_t>& events, StagingRing& staging, Priority priority)
+    : events_(events), staging_(staging) {
+  int usual = 0, first = 0;
+  check(cudaDeviceGetStreamPriorityRange(&usual, &first), "asking for the streams' priorities");
+  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority == Priority::first ? first : usual),
+        "creating a stream");
 }
 
 CudaLane::~CudaLane() {
@@ -52,12 +56,15 @@ void CudaLane::drain() {
 
 // --- CudaBackend ---
 
-CudaBackend::CudaBackend(int ordinal, std::optional<int> force_sm)
-    : caps_(query_device(ordinal, force_sm)), name_(fmt::format("cuda:{}", ordinal)) {
+CudaBackend::CudaBackend(int ordinal, std::optional<int> force_sm, int ranks_on_device)
+    : caps_(query_device(ordinal, force_sm)),
+      ranks_on_device_(ranks_on_device),
+      name_(fmt::format("cuda:{}", ordinal)) {
   bind_thread();
   staging_ = std::make_unique<StagingRing>();
   compute_ = std::make_unique<CudaLane>(events_, *staging_);
   copy_ = std::make_unique<CudaLane>(events_, *staging_);
+  sums_ = std::make_unique<CudaLane>(events_, *staging_, CudaLane::Priority::first);
   ops_ = std::make_unique<CudaOps>(caps_, compute_->stream(), *staging_);
 }
 
@@ -65,6 +72,7 @@ CudaBackend::~CudaBackend() {
   static_cast<void>(cudaSetDevice(caps_.device));
   repeated_.clear();
   ops_.reset();
+  sums_.reset();
   copy_.reset();
   compute_.reset();
   staging_.reset();
@@ -76,6 +84,10 @@ void CudaBackend::bind_thread() {
 }
 
 std::optional<int64_t> CudaBackend::free_bytes() {
+  return device_free_bytes() / ranks_on_device_;
+}
+
+int64_t CudaBackend::device_free_bytes() {
   bind_thread();
   size_t free_bytes = 0, total_bytes = 0;
   check(cudaMemGetInfo(&free_bytes, &total_bytes), "reading the device's free memory");
@@ -92,7 +104,7 @@ Buffer CudaBackend::allocate(int64_t bytes, std::string_view tag) {
     throw_error(ErrorCode::resource,
                 "{} bytes on {} for {} could not be had: {} of {} are free; lower --vram-budget, --context or --chunk, "
                 "or stop what else uses the device",
-                bytes, name_, tag, *free_bytes(), caps_.memory_bytes);
+                bytes, name_, tag, device_free_bytes(), caps_.memory_bytes);
   }
   check(status, "taking device memory");
   return {*this, data, bytes};
@@ -184,10 +196,14 @@ void CudaBackend::download(const Tensor& device, std::span<std::byte> host) {
   OFL_ASSERT(device.contiguous() && static_cast<int64_t>(host.size()) == device.bytes());
   if (host.empty()) return;
   bind_thread();
-  if (!is_pinned(host.data())) return staging_->copy_out(device.data(), host, compute_->stream());
-  check(cudaMemcpyAsync(host.data(), device.data(), host.size(), cudaMemcpyDeviceToHost, compute_->stream()),
-        "copying from the device");
-  compute_->drain();
+  if (!is_pinned(host.data())) {
+    staging_->copy_out(device.data(), host, compute_->stream());
+  } else {
+    check(cudaMemcpyAsync(host.data(), device.data(), host.size(), cudaMemcpyDeviceToHost, compute_->stream()),
+          "copying from the device");
+    compute_->drain();
+  }
+  if (result_check_) result_check_();
 }
 
 void CudaBackend::fill_zero(const Tensor& device) {

@@ -22,8 +22,10 @@ namespace offload::cuda {
 
 class CudaLane final : public Lane {
  public:
+  // Where the device has to choose whose blocks start next.
+  enum class Priority { usual, first };
   // Owns neither.
-  CudaLane(const std::vector<cudaEvent_t>& events, StagingRing& staging);
+  CudaLane(const std::vector<cudaEvent_t>& events, StagingRing& staging, Priority priority = Priority::usual);
   ~CudaLane() override;
   CudaLane(const CudaLane&) = delete;
   CudaLane& operator=(const CudaLane&) = delete;
@@ -44,13 +46,19 @@ class CudaLane final : public Lane {
 
 class CudaBackend final : public Backend {
  public:
-  // Throws Error like query_device().
-  explicit CudaBackend(int ordinal, std::optional<int> force_sm = {});
+  // `ranks_on_device`: how many backends share the device; free_bytes() is this one's part. Throws Error like
+  // query_device().
+  explicit CudaBackend(int ordinal, std::optional<int> force_sm = {}, int ranks_on_device = 1);
   ~CudaBackend() override;
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
 
   const DeviceCaps& caps() const { return caps_; }
+  cudaStream_t compute_stream() const { return compute_->stream(); }
+  // For sums over ranks that run beside the ops.
+  CudaLane& sum_lane() { return *sums_; }
+  // Called when the host has waited for the device's results, before it uses them; may throw. Empty: nothing to check.
+  void set_result_check(std::function<void()> check) { result_check_ = std::move(check); }
 
   std::string_view name() const override { return name_; }
   bool uses_host_memory() const override { return false; }
@@ -80,14 +88,18 @@ class CudaBackend final : public Backend {
   void release(void* data, int64_t bytes) noexcept override;
   Repeated capture(const std::function<void()>& body);
 
+  int64_t device_free_bytes();
+
   DeviceCaps caps_;
+  int ranks_on_device_;
   std::string name_;
   std::vector<cudaEvent_t> events_;
   std::vector<void*> host_blocks_;  // of allocate_host(), not yet released
   std::unique_ptr<StagingRing> staging_;
-  std::unique_ptr<CudaLane> compute_, copy_;
+  std::unique_ptr<CudaLane> compute_, copy_, sums_;
   std::unique_ptr<CudaOps> ops_;
   std::unordered_map<uint64_t, Repeated> repeated_;
+  std::function<void()> result_check_;
 };
 
 // Pins memory for every device of the process; false when the system has no more to give. Throws Error{device}.

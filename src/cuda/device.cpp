@@ -40,6 +40,11 @@ DeviceCaps query_device(int ordinal, std::optional<int> force_sm) {
   caps.device = ordinal;
   caps.device_sm = 10 * properties.major + properties.minor;
   caps.name = properties.name;
+  caps.pci = fmt::format("{:04x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID, properties.pciDeviceID);
+  caps.uuid = "GPU-";
+  for (size_t i = 0; i < sizeof properties.uuid.bytes; ++i)
+    caps.uuid += fmt::format("{}{:02x}", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                             static_cast<unsigned char>(properties.uuid.bytes[i]));
   caps.multiprocessors = properties.multiProcessorCount;
   caps.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   caps.shared_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);

@@ -27,6 +27,8 @@ struct DeviceCaps {
   int device = 0;         // ordinal
   int device_sm = 75;     // of the hardware
   std::string name = {};  // "NVIDIA GeForce RTX 2080 Ti"
+  std::string pci = {};   // "0000:17:00.0"
+  std::string uuid = {};  // "GPU-1a2b3c4d-..."
 
   bool has_bf16_mma() const { return sm >= 80; }
   // Matrix instructions of warpgroups.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/models/registry.h"
+#include "offload/numa.h"
 #include "offload/system_memory.h"
 
 namespace offload {
@@ -25,12 +26,18 @@ int64_t device_budget(const EngineOptions& options, Backend& backend) {
   return options.vram_budget_bytes.value_or(*backend.free_bytes() - Engine::kDeviceReserveBytes);
 }
 
-// Refuses a world that the model cannot be split over, naming those that it can.
-void check_world(const ModelSpec& spec, int world, ShardForm form) {
-  const std::vector<int> worlds = tensor_parallel_worlds(spec, form == ShardForm::slice);
-  if (std::find(worlds.begin(), worlds.end(), world) != worlds.end()) return;
-  throw_error(ErrorCode::usage, "--tp {}: the model's {} cannot be split so; it runs with --tp {}", world,
-              tensor_parallel_obstacle(spec), fmt::join(worlds, ", "));
+// The nodes of the ranks' devices as residency counts them.
+std::vector<int> nodes_of(const Devices& devices) {
+  std::vector<int> nodes;
+  if (devices.numa_nodes.empty()) return nodes;
+  const NumaBinding numa;
+  for (const int node : devices.numa_nodes) nodes.push_back(numa.node_of_system(node));
+  return nodes;
+}
+
+int64_t overlap_rows_min(const EngineOptions& options, Collective* collective) {
+  const bool pays = collective != nullptr && collective->sums_are_slow();
+  return options.overlap_rows_min.value_or(pays ? Engine::kOverlapRows : INT64_MAX);
 }
 
 // A feed of more rows than experts have a canonical order for is a prompt.
@@ -55,6 +62,13 @@ int64_t group_of(const EngineOptions& options, const Devices& devices, int64_t c
 
 }  // namespace
 
+void Engine::require_world(const ModelSpec& spec, int world, ShardForm shard) {
+  const std::vector<int> worlds = tensor_parallel_worlds(spec, shard == ShardForm::slice);
+  if (std::find(worlds.begin(), worlds.end(), world) != worlds.end()) return;
+  throw_error(ErrorCode::usage, "--tp {}: the model's {} cannot be split so; it runs with --tp {}", world,
+              tensor_parallel_obstacle(spec), fmt::join(worlds, ", "));
+}
+
 int64_t Engine::context_of(const EngineOptions& options, const ModelSpec& spec) {
   if (options.context == 0) return std::min(spec.context_max, kContextDefault);
   if (options.context < 1 || options.context > spec.context_max)
@@ -71,7 +85,7 @@ Engine::Engine(const EngineOptions& options, const Devices& devices)
       group_(group_of(options, devices, std::max<int64_t>(1, chunk_), context_)),
       collectives_(devices.collectives) {
   if (chunk_ < 1) throw_error(ErrorCode::usage, "--chunk {} must be at least 1", options.chunk);
-  check_world(spec_, static_cast<int>(devices.backends.size()), options.shard);
+  require_world(spec_, static_cast<int>(devices.backends.size()), options.shard);
   open(options);
   plan(options, devices);
   plan_budget(options);
@@ -105,7 +119,7 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
         std::make_unique<RankTrace>(*devices.backends[static_cast<size_t>(r)], r, options.trace_events, origin_ns));
   const std::vector<ExpertLayer> layers = Model::expert_layers(spec_);
   residency_.emplace(*source_, layers, Model::expert_shape(spec_, expert_dtype(*source_, layers.front())),
-                     ResidencyOptions{.form = options.shard, .world = world});
+                     ResidencyOptions{.form = options.shard, .world = world, .numa_nodes = nodes_of(devices)});
   for (int r = 0; r < world; ++r) {
     ranks_.push_back(plan_rank(options, devices, r));
     const RankMemory& memory = ranks_.back()->memory();
@@ -133,6 +147,7 @@ std::unique_ptr<RankContext> Engine::plan_rank(const EngineOptions& options, con
                            .context = context_,
                            .chunk = chunk_,
                            .group = group_,
+                           .overlap_rows_min = overlap_rows_min(options, collective),
                            .cache = options.cache,
                            .verify = options.verify_ranks,
                            .trace = traces_.empty() ? nullptr : traces_[static_cast<size_t>(rank)].get()};
@@ -204,7 +219,7 @@ void Engine::load(const EngineOptions& options, const Devices& devices) {
   logits_memory_ = ranks_.front()->backend().allocate_host(logits * dtype_bytes(DType::f32), "logits");
   logits_ = {static_cast<float*>(logits_memory_.data()), static_cast<size_t>(logits)};
   if (world() > 1) collectives_.front()->reserve(chunk_ * spec_.hidden);
-  team_ = std::make_unique<RankTeam>(world());
+  team_ = std::make_unique<RankTeam>(world(), options.on_stuck);
 }
 
 int64_t Engine::cpu_expert_bytes() const {
@@ -279,10 +294,17 @@ void Engine::feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows
 }
 
 std::optional<int32_t> Engine::largest_logit() {
-  if (world() > 1) return {};
-  int32_t id = -1;
-  run_ranks([&](int) { id = ranks_.front()->largest_logit(last_row_); });
-  return id < 0 ? std::optional<int32_t>() : id;
+  std::vector<RankContext::LargestLogit> of_ranks(ranks_.size());
+  run_ranks([&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    of_ranks[r] = ranks_[r]->largest_logit(last_row_);
+  });
+  RankContext::LargestLogit largest = of_ranks.front();
+  for (const RankContext::LargestLogit& each : of_ranks) {  // ranks have ascending tokens, so a tie stays the lower
+    if (each.id < 0) return {};
+    if (each.logit > largest.logit) largest = each;
+  }
+  return largest.id;
 }
 
 void Engine::last_logits(const LogitSink& sink) {

@@ -27,6 +27,8 @@ struct Devices {
   std::vector<Collective*> collectives;  // empty for one rank
   std::vector<Ops*> host_ops;            // on host memory, each for its rank's thread; empty: no expert runs there
   PinHooks pinning = {};                 // of host memory that the devices copy from
+  // The system's number of the NUMA node of each rank's device, -1 where it is not known; empty: no preference.
+  std::vector<int> numa_nodes = {};
 
   Devices(Backend& one) : backends{&one} {}  // NOLINT: one backend is a world of one
   Devices(std::vector<Backend*> all, std::vector<Collective*> ends, std::vector<Ops*> host = {})
@@ -42,6 +44,9 @@ struct EngineOptions {
   // Tokens of a prompt that pass each layer together, in chunks, so that an expert is copied once for all of them; at
   // least a chunk, rounded up to whole ones. 0: kGroupChunks chunks with expert slots, one chunk without.
   int64_t prefill_group = 0;
+  // Chunks of so many rows pass the layers in halves, so that the ranks' sums of one run beside the other's work.
+  // Nothing: kOverlapRows where sums are slow, else never.
+  std::optional<int64_t> overlap_rows_min = {};
   int load_threads = 1;
   ShardForm shard = ShardForm::expert;
   ExpertCacheOptions cache;
@@ -58,6 +63,8 @@ struct EngineOptions {
   bool verify_ranks = false;
   // For tests: see ReadFault.
   ReadFault read_fault = {};
+  // See RankTeam; empty: a rank that hangs is waited for.
+  StuckHook on_stuck = {};
   // Told the bytes loaded so far and in all. May throw Error{interrupted} to stop the load.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
@@ -90,6 +97,10 @@ class Engine {
   // Of a device's free memory, for what the driver takes as the run goes on.
   static constexpr int64_t kDeviceReserveBytes = int64_t{512} << 20;
   static constexpr int64_t kGroupChunks = 4;
+  // Fewer rows make products too small for what is gained. On two H200 (2026-11-30, README's cut of 6 layers, resident,
+  // 16,384 tokens in chunks of 8,192) halves took a prompt from 92,300 to 118,400 tok/s with sums through host memory
+  // and from 130,600 to 119,400 over NVLink, where sums are quick.
+  static constexpr int64_t kOverlapRows = 512;
 
   // Throws Error: input for the checkpoint, usage for options that it cannot meet, resource for memory.
   Engine(const EngineOptions& options, const Devices& devices);
@@ -97,6 +108,9 @@ class Engine {
 
   // The positions that an engine with these options would have. Throws Error{usage}.
   static int64_t context_of(const EngineOptions& options, const ModelSpec& spec);
+
+  // Throws Error{usage} when the model cannot be split over so many ranks, naming the numbers that it can.
+  static void require_world(const ModelSpec& spec, int world, ShardForm shard);
 
   const ModelSpec& spec() const { return spec_; }
   int world() const { return static_cast<int>(ranks_.size()); }
@@ -135,7 +149,7 @@ class Engine {
             const Model::LayerTap& tap = {});
 
   // After a feed, of its last row: the id of the largest logit, ties to the lower, without the logits going to the
-  // host; nothing where that is not finite or one is NaN, and with several ranks. REQUIRES: the sequence fed lives.
+  // host; nothing where that or a rank's own is not finite, or one is NaN. REQUIRES: the sequence fed lives.
   std::optional<int32_t> largest_logit();
   // The logits of that row. row: 0.
   void last_logits(const LogitSink& sink);

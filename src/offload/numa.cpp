@@ -42,6 +42,14 @@ int NumaBinding::nodes() const {
   return std::max(1, hwloc_get_nbobjs_by_type(topology_->handle, HWLOC_OBJ_NUMANODE));
 }
 
+int NumaBinding::node_of_system(int system_node) const {
+  for (int index = 0; index < nodes(); ++index) {
+    const hwloc_obj_t object = topology_->node(index);
+    if (object != nullptr && static_cast<int>(object->os_index) == system_node) return index;
+  }
+  return -1;
+}
+
 std::string NumaBinding::bind_memory(std::span<std::byte> memory, int node) const {
   const hwloc_obj_t object = topology_->node(node);
   if (object == nullptr)

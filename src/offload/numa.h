@@ -21,6 +21,9 @@ class NumaBinding {
 
   int nodes() const;
 
+  // The logical number of the node that the system gives this number; -1 where there is none.
+  int node_of_system(int system_node) const;
+
   // Asks that pages of `memory`, not yet touched, come from node `node` (by its logical number). Returns a warning or
   // "". With one node there is nothing to bind.
   std::string bind_memory(std::span<std::byte> memory, int node) const;

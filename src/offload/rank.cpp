@@ -79,7 +79,8 @@ Step RankContext::step_of(SequenceState& sequence, std::span<const int32_t> toke
           .arithmetic = options_.arithmetic,
           .tokens = tokens,
           .first = first,
-          .selections = selections_ ? &*selections_ : nullptr};
+          .selections = selections_ ? &*selections_ : nullptr,
+          .overlap_rows_min = options_.overlap_rows_min};
 }
 
 // Runs the forward pass in planning mode for the step sizes whose needs differ: each canonical row count, the most rows
@@ -96,6 +97,8 @@ int64_t RankContext::plan_steps(Model& model, const StateLayout& layout, Arena& 
   for (int64_t rows = 1; rows <= std::min(chunk, kCanonicalRowsMax + 1); ++rows) plan(rows);
   for (const MathRule& rule : options_.arithmetic.rules.rules())
     if (rule.rows_min - 1 > kCanonicalRowsMax && rule.rows_min - 1 < chunk) plan(rule.rows_min - 1);
+  // The most rows that pass whole where a whole chunk does not.
+  if (options_.overlap_rows_min <= chunk) plan(options_.overlap_rows_min - 1);
   if (chunk > kCanonicalRowsMax + 1) plan(chunk);
   const int64_t chunk_bytes = arena.peak_bytes();
   if (options_.group > chunk) plan(options_.group);
@@ -119,12 +122,12 @@ void RankContext::forward(SequenceState& sequence, std::span<const int32_t> toke
                           const Model::LayerTap& tap) {
   const auto rows = static_cast<int64_t>(tokens.size());
   std::optional<StepSpan> span;
+  executor_.begin_step(phase);
+  arena_ = Arena(workspace_.data(), arena_bytes_);
+  step_.emplace(step_of(sequence, tokens, arena_, sequence.length()));
   if (options_.trace != nullptr)
     span.emplace(*options_.trace, rows, static_cast<int64_t>(spec_.layers.size()),
-                 (rows + options_.chunk - 1) / options_.chunk);
-  arena_ = Arena(workspace_.data(), arena_bytes_);
-  executor_.begin_step(phase);
-  step_.emplace(step_of(sequence, tokens, arena_, sequence.length()));
+                 Model::visits(*step_, options_.chunk));
   try {
     stacks_ = model_->forward(*step_, options_.chunk, span ? span->tap(tap) : tap);
   } catch (...) {
@@ -142,7 +145,9 @@ void RankContext::forward(SequenceState& sequence, std::span<const int32_t> toke
 
 // After a step that was cut short: what it has on a lane must not write into the next one's workspace.
 void RankContext::drain_lanes() noexcept {
-  for (Lane* lane : {&backend_.copy_lane(), &backend_.compute_lane()}) {
+  Lane* const sums = collective_ == nullptr ? nullptr : collective_->sum_lane();
+  for (Lane* lane : {&backend_.copy_lane(), &backend_.compute_lane(), sums}) {
+    if (lane == nullptr) continue;
     try {
       lane->drain();
     } catch (const std::exception&) {  // the lane's own failure is thrown again by the next step that uses it
@@ -165,14 +170,16 @@ Tensor RankContext::logit_tile(int64_t begin, int64_t count) {
   return tile;
 }
 
-int32_t RankContext::largest_logit(int64_t row) {
-  OFL_ASSERT(options_.slice.world == 1);
+RankContext::LargestLogit RankContext::largest_logit(int64_t row) {
   const ArenaScope scope(arena_);
   const Tensor tile = logit_tile(row, 1), id = arena_.take(DType::i32, {1});
   backend_.ops()(ArgmaxArgs{.x = tile, .ids = id});
-  int32_t largest = -1;
+  LargestLogit largest;
   const HostSpan wait(options_.trace, "wait_logits", {.rows = 1});
-  backend_.download(id, std::as_writable_bytes(std::span(&largest, 1)));
+  backend_.download(id, std::as_writable_bytes(std::span(&largest.id, 1)));
+  if (largest.id < 0 || options_.slice.world == 1) return largest;  // nobody compares it
+  backend_.download(tile.narrow(1, largest.id, 1), std::as_writable_bytes(std::span(&largest.logit, 1)));
+  largest.id += static_cast<int32_t>(model_->vocab().begin);
   return largest;
 }
 

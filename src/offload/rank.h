@@ -28,7 +28,8 @@ struct RankOptions {
   Arithmetic arithmetic;
   int64_t context = 0;
   int64_t chunk = 0;
-  int64_t group = 0;  // tokens that pass each layer together, in chunks; at least `chunk`
+  int64_t group = 0;                     // tokens that pass each layer together, in chunks; at least `chunk`
+  int64_t overlap_rows_min = INT64_MAX;  // see Step
   ExpertCacheOptions cache;
   bool verify = false;         // compares selections across ranks
   RankTrace* trace = nullptr;  // null: nothing is recorded; outlives the rank
@@ -79,9 +80,12 @@ class RankContext {
   // For rows [begin, begin + count) of the last forward: out[r * stride + v] for v in vocab(). REQUIRES: count <=
   // kLogitTile, rows of one chunk.
   void logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out);
-  // The id of row `row`'s largest logit, found on the device; -1 where it is not finite or one is NaN. REQUIRES: one
-  // rank.
-  int32_t largest_logit(int64_t row);
+  // Row `row`'s largest logit of this rank's tokens, found on the device; id -1 where it is not finite or one is NaN.
+  struct LargestLogit {
+    int32_t id = -1;
+    float logit = 0;
+  };
+  LargestLogit largest_logit(int64_t row);
   Range vocab() const { return model_->vocab(); }
 
   void record_routing(RoutingRecorder* recorder) { executor_.set_recorder(recorder); }

@@ -4,7 +4,8 @@
 
 namespace offload {
 
-RankTeam::RankTeam(int world) {
+RankTeam::RankTeam(int world, StuckHook on_stuck, std::chrono::milliseconds stuck_after)
+    : on_stuck_(std::move(on_stuck)), stuck_after_(stuck_after) {
   OFL_ASSERT(world >= 1);
   for (int rank = 1; rank < world; ++rank) threads_.emplace_back([this, rank] { serve(rank); });
 }
@@ -47,14 +48,17 @@ void RankTeam::run_rank(int rank) {
     is_cause = true;
   }
   if (is_cause) (*abort_)(rank);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (is_cause && !has_cause_) {
     first_error_ = error;
     has_cause_ = true;
+    const bool all_end = !on_stuck_ || work_done_.wait_for(lock, stuck_after_, [&] { return running_ == 1; });
+    if (!all_end) on_stuck_(error);
   } else if (error && !first_error_) {
     first_error_ = error;
   }
-  if (--running_ == 0) work_done_.notify_all();
+  --running_;
+  work_done_.notify_all();
 }
 
 void RankTeam::serve(int rank) {

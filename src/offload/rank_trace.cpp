@@ -78,6 +78,14 @@ void TracedCollective::all_reduce_sum(const Tensor& tensor) {
                  {.layer = trace_.layer(), .bytes = tensor.bytes()}, [&] { collective_.all_reduce_sum(tensor); });
 }
 
+void TracedCollective::start_sum(const Tensor& tensor) {
+  Lane* const lane = collective_.sum_lane();
+  // Or the bar would begin when the sum before has ended.
+  collective_.follow_compute();
+  traced_on_lane(&trace_, lane == nullptr ? backend_.compute_lane() : *lane, SimLane::collective, "all_reduce",
+                 {.layer = trace_.layer(), .bytes = tensor.bytes()}, [&] { collective_.start_sum(tensor); });
+}
+
 bool TracedCollective::all_equal(uint64_t value) {
   const HostSpan wait(&trace_, "wait_ranks");
   return collective_.all_equal(value);

@@ -101,6 +101,11 @@ class TracedCollective final : public Collective {
 
   void reserve(int64_t elements) override { collective_.reserve(elements); }
   void all_reduce_sum(const Tensor& tensor) override;
+  void start_sum(const Tensor& tensor) override;
+  void finish_sum() override { collective_.finish_sum(); }
+  Lane* sum_lane() override { return collective_.sum_lane(); }
+  bool sums_are_slow() const override { return collective_.sums_are_slow(); }
+  void follow_compute() override { collective_.follow_compute(); }
   bool all_equal(uint64_t value) override;
   void abort() noexcept override { collective_.abort(); }
   void recover() noexcept override { collective_.recover(); }
