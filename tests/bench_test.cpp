@@ -56,7 +56,7 @@ void check_report(const Json& json, std::string_view kind) {
   CHECK(json.at("kind") == kind);
   CHECK(json.at("command").get<std::string>().find("--json") != std::string::npos);
   CHECK(json.at("commit") == "0123abc");
-  for (const char* key : {"cpu", "instruction_set", "cores", "threads", "memory_bytes", "governor", "clock_mhz",
+  for (const char* key : {"cpu", "instruction_set", "link", "cores", "threads", "memory_bytes", "governor", "clock_mhz",
                           "load_before", "load_after"})
     CHECK(json.at("machine").contains(key));
   CHECK(json.at("machine").at("threads") == 1);
@@ -119,6 +119,24 @@ TEST_CASE("a_model_is_measured_with_arms_in_turn_and_the_first_again_last") {
   CHECK(json.at("rows")[0].at("hash") != json.at("rows")[1].at("hash"));
   CHECK(json.at("baseline_drift").is_number());
   CHECK(json.at("plan").at("model_type") == "qwen4_exp");
+}
+
+TEST_CASE("several_prompt_lengths_are_rows_of_their_own") {
+  const Json json = run_json({"--prompt-tokens", "4,9", "--decode-tokens", "2", "--repeat", "1", "--warmup", "0",
+                              "--threads", "1", "--commit", "0123abc", "--json"});
+  check_report(json, "model");
+  const char* names[] = {"prefill/bf16@4", "prefill/bf16@9", "prefill/bf16/2@4", "prefill/bf16/2@9",
+                         "decode/bf16@4",  "decode/bf16@9",  "decode/bf16/2@4",  "decode/bf16/2@9"};
+  REQUIRE(json.at("rows").size() == std::size(names));
+  for (size_t i = 0; i < std::size(names); ++i) {
+    const Json& row = json.at("rows")[i];
+    CHECK(row.at("name") == names[i]);
+    CHECK(row.at("tokens") == (i >= 4 ? 2 : i % 2 == 0 ? 4 : 9));
+    CHECK(row.at("hash") == json.at("rows")[i / 4 * 4 + i % 2].at("hash"));
+  }
+  CHECK(json.at("rows")[4].at("hash") != json.at("rows")[5].at("hash"));
+  refuses({"--prompt-tokens", "4,9", "--profile"}, "take one length");
+  refuses({"--prompt-tokens", "4,"}, "--prompt-tokens is \"\"");
 }
 
 TEST_CASE("a_bench_over_ranks_has_the_same_bits_wherever_the_experts_run") {

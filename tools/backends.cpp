@@ -187,6 +187,11 @@ std::string cuda_plan(const Settings& settings) {
   return fmt::format("cuda {}sm_{}", settings.force_sm ? "forced " : "", caps.sm);
 }
 
+std::string cuda_link(const Settings& settings) {
+  const cuda::PcieLink link = cuda::read_pcie_link(first_caps(settings).pci);
+  return link.width > 0 ? fmt::format("PCIe {}.0 x{}", link.generation, link.width) : "";
+}
+
 void add_cuda_probe(const Settings& settings, ProbeFunctions& probe) {
   const cuda::DeviceCaps caps = first_caps(settings);
   DeviceProbe& device = probe.device;
@@ -251,6 +256,9 @@ std::string cuda_name(const Settings&) {
   no_cuda();
 }
 std::string cuda_plan(const Settings&) {
+  no_cuda();
+}
+std::string cuda_link(const Settings&) {
   no_cuda();
 }
 void add_cuda_probe(const Settings&, ProbeFunctions&) {
@@ -350,6 +358,10 @@ std::string instruction_set(const Settings& settings) {
   if (settings.device == "cuda") return cuda_name(settings);
   OFL_ASSERT(settings.device == "cpu");
   return std::string(cpu::isa_name(cpu::best_isa()));
+}
+
+std::string link_text(const Settings& settings) {
+  return settings.device == "cuda" ? cuda_link(settings) : "";
 }
 
 std::string device_plan(const Settings& settings) {

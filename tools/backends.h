@@ -68,6 +68,10 @@ std::vector<AllReduceTiming> measure_all_reduce(const Settings& settings, int64_
 // "avx2", "NVIDIA H200, plans of sm_75", ...: the kernels that make_backend's backend uses.
 std::string instruction_set(const Settings& settings);
 
+// "PCIe 3.0 x16" of rank 0's GPU now; a GPU lowers its link while it is idle. Empty on a CPU, or where nothing is
+// known.
+std::string link_text(const Settings& settings);
+
 // What plans the kernels, for evidence: "cpu", "cuda sm_90", "cuda forced sm_75".
 std::string device_plan(const Settings& settings);
 

@@ -38,6 +38,7 @@ class ModelBench::Runner {
 
   Runner(const Settings& settings, const ModelBenchOptions& options)
       : arm_(settings.arm), options_(options), devices_(settings) {
+    const int64_t longest = *std::max_element(options.prompt_tokens.begin(), options.prompt_tokens.end());
     LoadProgress progress(std::string(kBenchProgram), printable(settings.model_dir, 4096));
     EngineOptions engine_options = settings.engine_options();
     // A recorder takes a step's layers one after the other.
@@ -46,12 +47,12 @@ class ModelBench::Runner {
       engine_options.overlap_rows_min = INT64_MAX;
     }
     if (engine_options.context == 0) {
-      engine_options.context = options.prompt_tokens + options.decode_tokens;
+      engine_options.context = longest + options.decode_tokens;
       // The engine's own message would name a flag that was not given.
       const ModelSpec spec = load_model_spec(settings.model_dir);
       if (engine_options.context > spec.context_max)
         throw_error(ErrorCode::usage, "--prompt-tokens {} and --decode-tokens {} exceed the model's {} positions",
-                    options.prompt_tokens, options.decode_tokens, spec.context_max);
+                    longest, options.decode_tokens, spec.context_max);
     }
     engine_options.progress = [&](int64_t done_bytes, int64_t total_bytes) {
       stop_if_interrupted();
@@ -59,11 +60,11 @@ class ModelBench::Runner {
     };
     engine_.emplace(engine_options, devices_.devices());
     progress.finish();
-    if (options.prompt_tokens + options.decode_tokens > engine_->context())
-      throw_error(ErrorCode::usage, "--prompt-tokens {} and --decode-tokens {} exceed --context {}",
-                  options.prompt_tokens, options.decode_tokens, engine_->context());
+    if (longest + options.decode_tokens > engine_->context())
+      throw_error(ErrorCode::usage, "--prompt-tokens {} and --decode-tokens {} exceed --context {}", longest,
+                  options.decode_tokens, engine_->context());
     sequence_.emplace(engine_->new_sequence());
-    for (int64_t i = 0; i < options.prompt_tokens; ++i)  // Knuth's multiplicative hash spreads the ids
+    for (int64_t i = 0; i < longest; ++i)  // Knuth's multiplicative hash spreads the ids
       prompt_.push_back(static_cast<int32_t>((uint64_t{2654435761u} * static_cast<uint64_t>(i + 1) >> 8) %
                                              static_cast<uint64_t>(engine_->spec().vocab)));
   }
@@ -72,11 +73,12 @@ class ModelBench::Runner {
   Engine& engine() { return *engine_; }
   Lane& compute_lane() { return devices_.devices().backends.front()->compute_lane(); }
 
-  Result run(OpObserver* prefill_observer = nullptr, OpObserver* decode_observer = nullptr) {
+  Result run(int64_t prompt_tokens, OpObserver* prefill_observer = nullptr, OpObserver* decode_observer = nullptr) {
+    const auto prompt = std::span(prompt_).first(static_cast<size_t>(prompt_tokens));
     Result result;
     sequence_->reset();
     int32_t next = 0;
-    result.prefill = phase(prefill_observer, [&](BenchHash& hash) { next = feed(prompt_, hash); });
+    result.prefill = phase(prefill_observer, [&](BenchHash& hash) { next = feed(prompt, hash); });
     result.decode = phase(decode_observer, [&](BenchHash& hash) {
       for (int64_t i = 0; i < options_.decode_tokens; ++i) next = feed(std::span(&next, 1), hash);
     });
@@ -143,7 +145,8 @@ ModelBench::Runner& ModelBench::runner_of(const Settings& settings) {
 
 void ModelBench::warm_up() {
   for (int64_t i = 0; i < options_.warmup; ++i)
-    for (const auto& runner : runners_) runner->run();
+    for (const auto& runner : runners_)
+      for (const int64_t prompt_tokens : options_.prompt_tokens) runner->run(prompt_tokens);
 }
 
 ModelBenchResult ModelBench::run() {
@@ -156,18 +159,22 @@ ModelBenchResult ModelBench::run() {
     row.link_bytes = phase.link_bytes;
     row.seconds.push_back(phase.seconds);
   };
-  std::vector<BenchRow> prefill, decode;
+  const size_t lengths = options_.prompt_tokens.size();
+  std::vector<BenchRow> prefill, decode;  // [arms][lengths]
   for (size_t i = 0; i < arms_.size(); ++i) {
     const auto earlier = std::count_if(arms_.begin(), arms_.begin() + static_cast<std::ptrdiff_t>(i),
                                        [&](const Settings& other) { return other.arm == arms_[i].arm; });
     const std::string name = arms_[i].arm + (earlier > 0 ? fmt::format("/{}", earlier + 1) : "");
-    prefill.push_back({.name = "prefill/" + name, .tokens = options_.prompt_tokens});
-    decode.push_back({.name = "decode/" + name, .tokens = options_.decode_tokens});
+    for (const int64_t prompt_tokens : options_.prompt_tokens) {
+      const std::string at = lengths > 1 ? fmt::format("@{}", prompt_tokens) : "";
+      prefill.push_back({.name = "prefill/" + name + at, .tokens = prompt_tokens});
+      decode.push_back({.name = "decode/" + name + at, .tokens = options_.decode_tokens});
+    }
   }
   warm_up();
   for (int64_t round = 0; round < options_.repeat; ++round) {
-    for (size_t i = 0; i < arms_.size(); ++i) {
-      const Runner::Result result = runner_of(arms_[i]).run();
+    for (size_t i = 0; i < prefill.size(); ++i) {
+      const Runner::Result result = runner_of(arms_[i / lengths]).run(options_.prompt_tokens[i % lengths]);
       add(prefill[i], result.prefill);
       add(decode[i], result.decode);
     }
@@ -175,8 +182,12 @@ ModelBenchResult ModelBench::run() {
 
   ModelBenchResult result;
   result.plan = plan_json(arms_.front(), runners_.front()->engine());
-  const auto moved = [](const std::vector<BenchRow>& rows) {
-    return drift(median(rows.front().seconds), median(rows.back().seconds));
+  // The first arm against its repetition, at the length that moved most.
+  const auto moved = [&](const std::vector<BenchRow>& rows) {
+    double most = 0;
+    for (size_t i = 0; i < lengths; ++i)
+      most = std::max(most, drift(median(rows[i].seconds), median(rows[rows.size() - lengths + i].seconds)));
+    return most;
   };
   if (arms_.size() > 1 && arms_.front().arm == arms_.back().arm)
     result.baseline_drift = options_.decode_tokens > 0 ? std::max(moved(prefill), moved(decode)) : moved(prefill);
@@ -188,16 +199,17 @@ ModelBenchResult ModelBench::run() {
 RoutingTrace ModelBench::record_routing() {
   Runner& runner = *runners_.front();
   const RoutingShape shape = runner.engine().routing_shape();
-  const int64_t chunk = runner.engine().chunk(), rows = options_.prompt_tokens + options_.decode_tokens;
+  const int64_t chunk = runner.engine().chunk(), prompt_tokens = options_.prompt_tokens.front(),
+                rows = prompt_tokens + options_.decode_tokens;
   const int64_t rows_max = std::min(kTraceIdsMax / (shape.layers * shape.top_k), kTraceRowsMax);
   if (rows > rows_max)
     throw_error(ErrorCode::usage,
                 "--trace-routing holds at most {} tokens of this model; --prompt-tokens and "
                 "--decode-tokens ask for {}",
                 rows_max, rows);
-  RoutingRecorder recorder(shape, (options_.prompt_tokens + chunk - 1) / chunk + options_.decode_tokens, chunk, rows);
+  RoutingRecorder recorder(shape, (prompt_tokens + chunk - 1) / chunk + options_.decode_tokens, chunk, rows);
   runner.engine().record_routing(&recorder);
-  runner.run();
+  runner.run(prompt_tokens);
   runner.engine().record_routing(nullptr);
   OFL_ASSERT(!recorder.full());
   return recorder.trace();
@@ -207,7 +219,7 @@ Engine& ModelBench::trace() {
   warm_up();
   Runner& runner = *runners_.front();
   runner.engine().clear_trace();
-  runner.run();
+  runner.run(options_.prompt_tokens.front());
   return runner.engine();
 }
 
@@ -216,7 +228,8 @@ ModelBench::Profile ModelBench::profile() {
   Profile profile;
   profile.prefill.set_lane(&runners_.front()->compute_lane());
   profile.decode.set_lane(&runners_.front()->compute_lane());
-  const Runner::Result result = runners_.front()->run(&profile.prefill, &profile.decode);
+  const Runner::Result result =
+      runners_.front()->run(options_.prompt_tokens.front(), &profile.prefill, &profile.decode);
   profile.prefill_s = result.prefill.seconds;
   profile.decode_s = result.decode.seconds;
   return profile;

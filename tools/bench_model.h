@@ -19,15 +19,15 @@ namespace offload::tools {
 inline constexpr std::string_view kBenchProgram = "offload-bench";
 
 struct ModelBenchOptions {
-  int64_t prompt_tokens = 0;
-  int64_t decode_tokens = 0;
-  int64_t repeat = 0;            // rounds over all arms
-  int64_t warmup = 0;            // rounds before, not counted
-  bool records_routing = false;  // record_routing() may be called
+  std::vector<int64_t> prompt_tokens;  // a run of each length; one where something else than speed is asked for
+  int64_t decode_tokens = 0;           // behind each
+  int64_t repeat = 0;                  // rounds over all arms
+  int64_t warmup = 0;                  // rounds before, not counted
+  bool records_routing = false;        // record_routing() may be called
 };
 
 struct ModelBenchResult {
-  std::vector<BenchRow> rows;  // "prefill/ARM", "decode/ARM", and "/2" behind the second of the same arm
+  std::vector<BenchRow> rows;  // "prefill/ARM", "decode/ARM", "/2" behind the second of the same arm, "@N" of a length
   std::optional<double> baseline_drift;
   OrderedJson plan;
 };

@@ -163,12 +163,12 @@ std::string roofs_text(const Roofs& roofs) {
 std::string bench_head(const BenchReport& report) {
   const MachineState& machine = report.before;
   return fmt::format(
-      "command    {}\ncommit     {}\nmachine    {}, {} cores, {:.1f} GiB, governor {}, clock {}; {} with {} threads\n"
+      "command    {}\ncommit     {}\nmachine    {}, {} cores, {:.1f} GiB, governor {}, clock {}; {}{} with {} threads\n"
       "load       {:.2f} at the start\nroofs      {}\n",
       report.command, report.commit, machine.cpu.empty() ? "unknown" : machine.cpu, machine.cores,
       static_cast<double>(machine.memory_bytes) / kGib, machine.governor.empty() ? "unknown" : machine.governor,
       machine.clock_mhz > 0 ? fmt::format("{:.0f} MHz", machine.clock_mhz) : "unknown", report.instruction_set,
-      report.threads, machine.load, roofs_text(report.roofs_before));
+      report.link.empty() ? "" : ", " + report.link, report.threads, machine.load, roofs_text(report.roofs_before));
 }
 
 std::string bench_foot(const BenchReport& report) {
@@ -189,6 +189,7 @@ OrderedJson bench_json(const BenchReport& report) {
   json["commit"] = report.commit;
   json["machine"] = OrderedJson::object({{"cpu", machine.cpu},
                                          {"instruction_set", report.instruction_set},
+                                         {"link", report.link},
                                          {"cores", machine.cores},
                                          {"threads", report.threads},
                                          {"memory_bytes", machine.memory_bytes},

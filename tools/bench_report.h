@@ -1,11 +1,11 @@
 // What offload-bench measured: as lines for people, as the JSON of --json, and two such files compared.
 //
 // Pure, but for machine_state(), which reads /proc and /sys. JSON keys: kind ("ops" | "model" | "all_reduce"), command,
-// commit, machine {cpu, instruction_set, cores, threads, memory_bytes, governor, clock_mhz, load_before, load_after},
-// roofs {read_gib_s [before, after], fma_gflop_s [before, after], drift}, baseline_drift (null without a second
-// measurement), quotable, rows [{name, tokens, n, median_s, min_s, max_s, median_tok_s, min_tok_s, max_tok_s (absent
-// without tokens), bytes, flops, gib_s, gflop_s, predicted_s, predicted_tok_s, bound, fraction, hash}], plan (of a
-// model).
+// commit, machine {cpu, instruction_set, link, cores, threads, memory_bytes, governor, clock_mhz, load_before,
+// load_after}, roofs {read_gib_s [before, after], fma_gflop_s [before, after], drift}, baseline_drift (null without a
+// second measurement), quotable, rows [{name, tokens, n, median_s, min_s, max_s, median_tok_s, min_tok_s, max_tok_s
+// (absent without tokens), bytes, flops, gib_s, gflop_s, predicted_s, predicted_tok_s, bound, fraction, hash}], plan
+// (of a model).
 #ifndef OFFLOAD_TOOLS_BENCH_REPORT_H_
 #define OFFLOAD_TOOLS_BENCH_REPORT_H_
 
@@ -58,6 +58,7 @@ struct BenchReport {
   std::string_view kind;
   std::string command, commit;
   std::string instruction_set;
+  std::string link;  // of the device, as the system sees it now; empty where it has none or says nothing
   int threads = 1;
   MachineState before, after;
   Roofs roofs_before, roofs_after;

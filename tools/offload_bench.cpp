@@ -30,7 +30,8 @@ void add_flags(CLI::App& app, BenchFlags& flags) {
   const auto text = [](CLI::App& to, const char* name, std::string& value, const char* type, const char* help) {
     to.add_option(name, value, help)->type_name(type)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   };
-  text(app, "--prompt-tokens", flags.prompt_tokens, "N", "length of the prompt, made up; default 512");
+  text(app, "--prompt-tokens", flags.prompt_tokens, "N[,N...]",
+       "length of the prompt, made up; several: each in turn, and decoding behind each; default 512");
   text(app, "--decode-tokens", flags.decode_tokens, "N", "tokens decoded behind it; default 32");
   text(app, "--repeat", flags.repeat, "N", "samples per arm (default 3) or op case (default 5)");
   text(app, "--warmup", flags.warmup, "N", "runs of each arm before; default 1");
@@ -61,6 +62,7 @@ BenchReport start_report(std::string_view kind, const BenchFlags& flags, const S
   report.command = command;
   report.commit = flags.commit.empty() ? built_commit() : flags.commit;
   report.instruction_set = instruction_set(settings);
+  report.link = link_text(settings);
   report.threads = settings.threads;
   report.before = machine_state();
   report.roofs_before = measure_roofs(settings);
@@ -145,8 +147,14 @@ int run_model(const BenchFlags& flags, const std::string& command) {
     throw_error(ErrorCode::usage, "--profile, --trace and --trace-routing exclude one another; give one");
   if (flags.shared.dry_run)
     throw_error(ErrorCode::usage, "--dry-run belongs to offload-run, which prints the same plan");
+  std::vector<int64_t> prompt_tokens;
+  for (const std::string& length : split_list(flags.prompt_tokens))
+    prompt_tokens.push_back(parse_integer("--prompt-tokens", length, 1, int64_t{1} << 30));
+  if (prompt_tokens.size() > 1 && (flags.profile || !flags.shared.trace.empty() || flags.trace_routing))
+    throw_error(ErrorCode::usage, "--prompt-tokens {}: --profile, --trace and --trace-routing take one length",
+                printable(flags.prompt_tokens));
   const ModelBenchOptions options{
-      .prompt_tokens = parse_integer("--prompt-tokens", flags.prompt_tokens, 1, int64_t{1} << 30),
+      .prompt_tokens = std::move(prompt_tokens),
       .decode_tokens = parse_integer("--decode-tokens", flags.decode_tokens, 0, int64_t{1} << 30),
       .repeat = parse_integer("--repeat", flags.repeat.empty() ? "3" : flags.repeat, 1, kRepeatMax),
       .warmup = parse_integer("--warmup", flags.warmup, 0, kRepeatMax),

@@ -16,6 +16,7 @@
 
 #include "core/ops.h"
 #include "cuda/device.h"
+#include "cuda/side_stream.h"
 #include "cuda/staging_ring.h"
 
 namespace offload::cuda {
@@ -56,8 +57,7 @@ class CudaOps final : public Ops {
 
   DeviceCaps caps_;
   cudaStream_t stream_;
-  cudaStream_t side_ = nullptr;
-  cudaEvent_t fork_ = nullptr, join_ = nullptr;
+  SideStream side_;
   std::optional<unsigned long long> marked_;  // the capture that the latest mark() was made in
   StagingRing& staging_;
   std::vector<std::byte> lists_;  // of swiglu_experts, on their way to the device

@@ -150,36 +150,47 @@ bool in_chunks(const GatedDeltaArgs& a) {
   return a.chunk_rows > 0 && a.qkv.dim(0) > kCanonicalRowsMax && a.state.dim(1) <= kKeyDims;
 }
 
-// Chunks of one launch: enough to fill a device with chunks and key heads, few enough to stay in its L2 cache.
-constexpr int64_t kSegmentChunks = 16;
+// Chunks of one launch: enough to fill a device with chunks and key heads, few enough that two segments stay in its L2
+// cache: one is prepared while the other is gone through, which leaves much of every multiprocessor idle.
+constexpr int64_t kSegmentChunks = 8;
+constexpr int kSegmentsUnderWay = 2;
 
 struct DeltaScratch {
-  int64_t chunk, segment;  // rows
-  Tensor products, factors;
+  int64_t chunk, segment;    // rows
+  int64_t under_way;         // segments
+  Tensor products, factors;  // of each of them
 
   DeltaScratch(Arena& arena, const GatedDeltaArgs& a) {
     const int64_t heads = a.state.dim(0);
     chunk = std::min<int64_t>(a.chunk_rows, kChunk);
     const int64_t chunks = std::min(kSegmentChunks, (a.qkv.dim(0) + chunk - 1) / chunk);
     segment = chunks * chunk;
-    products = arena.take(DType::f32, {chunks * heads, 2 * kChunk * kChunk});
-    factors = arena.take(DType::f32, {chunks * heads, kDeltaFactors * kChunk});
+    under_way = a.qkv.dim(0) > segment ? kSegmentsUnderWay : 1;
+    products = arena.take(DType::f32, {under_way, chunks * heads * 2 * kChunk * kChunk});
+    factors = arena.take(DType::f32, {under_way, chunks * heads * kDeltaFactors * kChunk});
   }
 };
 
+// Segments are prepared on the side stream.
 template <typename T, bool kVector>
-void run_chunks(const DeltaCall& call, const DeltaScratch& scratch, cudaStream_t stream) {
-  for (int64_t first = 0; first < call.rows; first += scratch.segment) {
+void run_chunks(const DeltaCall& call, const DeltaScratch& scratch, cudaStream_t stream, SideStream& side) {
+  side.fork(stream);
+  int64_t turn = 0;
+  for (int64_t first = 0; first < call.rows; first += scratch.segment, ++turn) {
+    const int64_t place = turn % scratch.under_way;
     DeltaSegment segment;
     segment.first = static_cast<int32_t>(first);
     segment.end = static_cast<int32_t>(std::min<int64_t>(first + scratch.segment, call.rows));
     segment.chunk = static_cast<int32_t>(scratch.chunk);
-    segment.products = data_of<float>(scratch.products), segment.factors = data_of<float>(scratch.factors);
+    segment.products = scratch.products.row<float>(place), segment.factors = scratch.factors.row<float>(place);
     const dim3 chunks(blocks_for(segment.end - segment.first, scratch.chunk), static_cast<unsigned>(call.key_heads));
-    launch(delta_prepare_kernel<T, kVector>, chunks, dim3(kPrepareThreads), 0, stream, call, segment);
+    if (turn >= scratch.under_way) side.wait_until_free(place);
+    launch(delta_prepare_kernel<T, kVector>, chunks, dim3(kPrepareThreads), 0, side.stream(), call, segment);
+    side.hand_over(place, stream);
     const dim3 slices(blocks_for(call.value_dim, kDeltaColumns), static_cast<unsigned>(call.heads));
     launch(delta_chunks_kernel<T, kVector>, slices, dim3(kChunkThreads), sizeof(DeltaChunksShared), stream, call,
            segment);
+    side.give_back(place, stream);
   }
 }
 
@@ -203,7 +214,7 @@ void CudaOps::execute(const GatedDeltaArgs& a) {
       return vectors ? run_recurrence<T, true>(call, stream_) : run_recurrence<T, false>(call, stream_);
     Arena arena = scratch_arena();
     const DeltaScratch scratch(arena, a);
-    vectors ? run_chunks<T, true>(call, scratch, stream_) : run_chunks<T, false>(call, scratch, stream_);
+    vectors ? run_chunks<T, true>(call, scratch, stream_, side_) : run_chunks<T, false>(call, scratch, stream_, side_);
   });
 }
 

@@ -139,13 +139,16 @@ GemmKernel kernel_of(const LinearArgs& a, const DeviceCaps& caps) {
 
 // --- own tiles: one run of all rows ---
 
+// Up to so many columns, the smallest tile wastes least.
+constexpr int64_t kSlimColumns = 64;
+
 struct TileScratch {
   Tensor run, tiles, x_exponents, w_exponents;
   GemmTileShape shape;
   int64_t count = 0;
 
   TileScratch(Arena& arena, const LinearArgs& a, GemmKernel kernel, const DeviceCaps& caps)
-      : shape(plan_tile(kernel, a.x.dim(0), caps)) {
+      : shape(a.w.dim(0) <= kSlimColumns ? GemmTileShape{} : plan_tile(kernel, a.x.dim(0), caps)) {
     const int64_t m = a.x.dim(0);
     count = (m + shape.rows - 1) / shape.rows;
     run = arena.take(DType::u8, {static_cast<int64_t>(sizeof(GemmRun))});
@@ -216,9 +219,15 @@ void blas_product(cublasHandle_t blas, int64_t m, int64_t n, int64_t k, cudaData
              "a matrix product of cuBLAS");
 }
 
+constexpr int64_t kBlasColumns = 8;
+
+LinearArgs columns_of(const LinearArgs& a, int64_t begin, int64_t count) {
+  return {a.x, a.w.narrow(0, begin, count), a.out.narrow(1, begin, count)};
+}
+
 // How many columns cuBLAS has a fast kernel for: whole vectors. A few left over, as a gate's, are worth a launch.
 int64_t columns_for_blas(const LinearArgs& a) {
-  const int64_t n = a.w.dim(0), even = n / 8 * 8;
+  const int64_t n = a.w.dim(0), even = n / kBlasColumns * kBlasColumns;
   const bool is_aligned =
       reinterpret_cast<uintptr_t>(a.out.data()) % 16 == 0 && a.out.stride(0) * dtype_bytes(a.out.dtype()) % 16 == 0;
   return even == 0 || !is_aligned ? n : even;
@@ -250,7 +259,7 @@ int64_t CudaOps::scratch_bytes(const LinearArgs& a) const {
   if (kernel == GemmKernel::blas_scaled)
     BlasScaledScratch(arena, a);
   else if (kernel == GemmKernel::blas_bf16)
-    TileScratch(arena, a, GemmKernel::mma_bf16, caps_);
+    TileScratch(arena, columns_of(a, 0, std::min<int64_t>(a.w.dim(0), kBlasColumns - 1)), GemmKernel::mma_bf16, caps_);
   else if (kernel != GemmKernel::canonical)
     TileScratch(arena, a, kernel, caps_);
   return arena.peak_bytes();
@@ -274,7 +283,7 @@ void CudaOps::execute(const LinearArgs& a) {
       blas_product(blas_, m, even, k, CUDA_R_16BF, a.x.data(), a.x.stride(0), a.w.data(), a.out.data(), a.out.stride(0),
                    a.out.dtype() == DType::f32 ? CUDA_R_32F : CUDA_R_16BF);
       if (even == n) return;
-      const LinearArgs rest{a.x, a.w.narrow(0, even, n - even), a.out.narrow(1, even, n - even)};
+      const LinearArgs rest = columns_of(a, even, n - even);
       return tiled_linear(rest, GemmKernel::mma_bf16, TileScratch(arena, rest, GemmKernel::mma_bf16, caps_), stream_);
     }
     case GemmKernel::blas_scaled:
