@@ -48,8 +48,8 @@ bench() {
 
 if wants build || [ ! -x "$build/tools/offload-bench" ]; then
   check configure cmake -S "$root" -B "$build" -G Ninja -DOFFLOAD_CUDA=ON "${configure[@]}"
-  check build cmake --build "$build" --target cuda_ops_test cuda_model_test cuda_group_test cuda_ranks_test offload-bench \
-    offload-parity offload-stress offload-run
+  check build cmake --build "$build" --target cuda_ops_test cuda_model_test cuda_group_test cuda_ranks_test \
+    offload-bench offload-parity offload-stress offload-run
 fi
 if wants test; then
   check ops "$build/tests/cuda_ops_test" -s
