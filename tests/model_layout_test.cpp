@@ -34,7 +34,7 @@ const std::vector<float>& demo_logits() {
 bool same_as_demo(const std::function<void(StoredModel&)>& change, int files = 1) {
   StoredModel model = StoredModel::demo();
   change(model);
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   model.write(folder, files);
   return logits_of(folder.path()) == demo_logits();
 }
@@ -149,7 +149,7 @@ class IndexedDemo {
   }
 
  private:
-  TemporaryFolder folder_;
+  StoredFolder folder_;
   StoredModel model_;
 };
 
@@ -192,7 +192,7 @@ TEST_CASE("trap_09_fused_experts_and_one_matrix_each_load_to_the_same_memory") {
   CHECK(same_as_demo(fuse_experts));
   StoredModel swapped = StoredModel::demo();  // gate rows come first: the other order is another model
   for (int e = 0; e < 32; ++e) std::swap(swapped.at(expert(0, e, "gate_proj")), swapped.at(expert(0, e, "up_proj")));
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   swapped.write(folder);
   CHECK(logits_of(folder.path()) != demo_logits());
 }
@@ -221,7 +221,7 @@ TEST_CASE("a_file_all_in_f32_is_the_same_model_to_rounding") {
   StoredModel model = StoredModel::demo();
   for (auto& [name, tensor] : model.tensors)
     if (tensor.dtype == DType::bf16) tensor = tensor.as_f32();
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   model.write(folder);
   const std::vector<float> expected = logits_of(Golden::model_dir(), kFp32Arithmetic);
   CHECK(largest_difference(logits_of(folder.path(), kFp32Arithmetic), expected) <= 1e-4);
@@ -267,7 +267,7 @@ TEST_CASE("trap_08_lm_head_is_its_own_matrix_and_must_be_there") {
   CHECK(model.at("lm_head.weight").shape == model.at("model.embed_tokens.weight").shape);
   CHECK(model.at("lm_head.weight").bytes != model.at("model.embed_tokens.weight").bytes);
   model.at("lm_head.weight") = model.at("model.embed_tokens.weight");
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   model.write(folder);
   CHECK(logits_of(folder.path()) != demo_logits());
   CHECK(contains(indexed_demo().refusal({"lm_head.weight"}), "lm_head.weight"));
@@ -340,7 +340,7 @@ TEST_CASE("trap_11_hash_constants_must_be_those_of_the_config_to_the_last_bit") 
   for (const char* field : {"seed", "ngram_vocab_size_base"}) {
     StoredModel model = StoredModel::demo();
     model.config[field] = field == std::string("seed") ? 1235 : 2000;
-    const TemporaryFolder folder;
+    const StoredFolder folder;
     model.write(folder);
     CHECK(contains(IndexedDemo::plan_error(folder.path()), "config and weights do not belong together"));
   }
@@ -353,7 +353,7 @@ TEST_CASE("experts_of_mixed_form_or_type_are_refused_by_name") {
   StoredModel model = StoredModel::demo();
   fuse_experts(model);
   model.tensors.erase("model.layers.6.mlp.experts.down_proj");
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   model.write(folder);
   CHECK(contains(IndexedDemo::plan_error(folder.path()), "layers.6.mlp.experts.down_proj"));
   model.tensors.emplace("model.layers.6.mlp.experts.down_proj", not_a_number({32, 32, 128}));
@@ -384,7 +384,7 @@ TEST_CASE("sizes_of_the_config_that_the_file_does_not_have_are_refused_by_tensor
     model.config[field] = size.second;
     if (field == "num_hidden_layers") model.config.erase("layer_types");
     if (field == "head_dim") model.config["rope_parameters"]["partial_rotary_factor"] = 2e-6;
-    const TemporaryFolder folder;
+    const StoredFolder folder;
     folder.write("config.json", model.config.dump());
     write_safetensors(folder.file("model.safetensors"), model.tensors);
     const std::string message = IndexedDemo::plan_error(folder.path());
@@ -394,7 +394,7 @@ TEST_CASE("sizes_of_the_config_that_the_file_does_not_have_are_refused_by_tensor
 
 TEST_CASE("a_truncated_shard_is_refused_by_its_file_name") {
   StoredModel model = StoredModel::demo();
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   model.write(folder, 3);
   const std::string shard = folder.file("model-00002-of-00003.safetensors");
   const auto bytes = std::filesystem::file_size(shard);

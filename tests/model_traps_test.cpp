@@ -66,7 +66,7 @@ class ChangedDemo {
     model.write(folder_);
   }
 
-  TemporaryFolder folder_;
+  StoredFolder folder_;
   ModelRunner runner_;
 };
 

@@ -146,7 +146,7 @@ TEST_CASE("the_table_names_the_arms_and_the_yardstick") {
 }
 
 TEST_CASE("ids_take_the_place_of_text_and_a_reference_is_the_judge") {
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   folder.write("prompts.json",
                R"([{"name": "a", "ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}, {"name": "b", "text": "x"}])");
   const Json report = run_json({"--arms", "control", "--prompts", folder.file("prompts.json"), "--decode-tokens", "2"});
@@ -176,7 +176,7 @@ TEST_CASE("bad_usage_is_refused_by_name") {
   refuses({"--reference", kSource + "/models/demo-qwen4-exp"}, "tensor logits is missing", 1);
   refuses({"--context", "20", "--decode-tokens", "20"}, "leaves no room for a prompt");
   refuses({"--dry-run"}, "belong to offload-run");
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   folder.write("ids.json", R"([{"name": "a", "ids": [5000]}])");
   refuses({"--prompts", folder.file("ids.json")}, "prompt a: token 5000 is outside the vocabulary");
   folder.write("bad.json", R"({"name": "a"})");
@@ -187,7 +187,7 @@ TEST_CASE("bad_usage_is_refused_by_name") {
 
 TEST_CASE("an_arm_that_is_called_strict_and_is_not_fails_the_run") {
   // A program takes the configs beside its build tree: a copy elsewhere takes others.
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   fs::create_directories(folder.file("build/tools"));
   fs::create_directories(folder.file("configs"));
   const std::string program = folder.file("build/tools/offload-parity");
@@ -207,7 +207,7 @@ TEST_CASE("an_arm_that_is_called_strict_and_is_not_fails_the_run") {
 }
 
 TEST_CASE("evidence_is_one_file_for_each_arm_named_after_model_and_device") {
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   run_json({"--arms", "scaled_moe", "--prompts", "en", "--prompt-tokens", "10", "--decode-tokens", "1", "--oracle",
             "--evidence", folder.path()});
   for (const char* arm : {"bf16", "control", "control_dense", "control_hc", "control_moe", "scaled_moe"}) {
@@ -218,7 +218,7 @@ TEST_CASE("evidence_is_one_file_for_each_arm_named_after_model_and_device") {
 }
 
 TEST_CASE("offload_stress_writes_a_new_folder_and_touches_no_other") {
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   const std::string program = OFFLOAD_STRESS, out = folder.file("twin");
   const Run result = run_program(program, {"--out", out, "--seed", "3", "--json"});
   INFO(result.err);

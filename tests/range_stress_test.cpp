@@ -39,7 +39,7 @@ class Twins {
   RangeStressCounts counts;
 
  private:
-  TemporaryFolder folder_;
+  StoredFolder folder_;
 };
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
@@ -134,7 +134,7 @@ TEST_CASE("fused_expert_storage_is_stressed_like_the_experts_apart") {
     stack(model, prefix, {"gate_proj", "up_proj"}, "gate_up_proj");
     stack(model, prefix, {"down_proj"}, "down_proj");
   }
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   model.write(folder);
   const std::vector<float> expected = ModelRunner(folder.path(), kBf16).logits(prompt);
   const RangeStressCounts counts = stress_in_place(folder.path(), {.exponent_max = 12, .seed = 5});
@@ -152,7 +152,7 @@ TEST_CASE("a_channel_that_would_leave_the_normal_range_is_left_alone") {
   weights.set(weights.shape[1], 0x1p-130f);     // row 1: subnormal
   weights.set(2 * weights.shape[1], 0x1p127f);  // row 2: the largest power of two
   weights.set(3 * weights.shape[1], 0.0f);      // row 3: zeros are no obstacle
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   model.write(folder);
   int64_t kept = 0;
   for (uint64_t seed = 0; seed < 4; ++seed) {
@@ -173,7 +173,7 @@ TEST_CASE("checkpoints_of_other_types_are_refused_by_name") {
   StoredModel model = StoredModel::demo();
   StoredTensor& weights = model.at("model.layers.0.mlp.shared_expert.up_proj.weight");
   weights = weights.as_f32();
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   model.write(folder);
   CHECK_THROWS_WITH_AS(stress_in_place(folder.path(), {}),
                        doctest::Contains("shared_expert.up_proj.weight has type F32"), Error);

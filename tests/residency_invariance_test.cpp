@@ -311,7 +311,7 @@ TEST_CASE("a_read_that_fails_ends_the_load_with_one_line_that_names_the_file_and
       if (tensor.first.find(layer) != std::string::npos) return true;
     return false;
   });
-  const TemporaryFolder folder;
+  const StoredFolder folder;
   model.write(folder, 3);
   for (const int ranks : {1, 2}) {
     CAPTURE(ranks);

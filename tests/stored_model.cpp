@@ -10,17 +10,17 @@
 
 namespace offload {
 
-TemporaryFolder::TemporaryFolder() {
+StoredFolder::StoredFolder() {
   path_ = (std::filesystem::temp_directory_path() / "offload_model_XXXXXX").string();
   if (mkdtemp(path_.data()) == nullptr) throw_error(ErrorCode::internal, "{}: cannot be made", path_);
 }
 
-TemporaryFolder::~TemporaryFolder() {
+StoredFolder::~StoredFolder() {
   std::error_code ignored;
   std::filesystem::remove_all(path_, ignored);
 }
 
-void TemporaryFolder::write(std::string_view name, std::string_view text) const {
+void StoredFolder::write(std::string_view name, std::string_view text) const {
   std::ofstream out(file(name), std::ios::binary);
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
   if (!out.good()) throw_error(ErrorCode::internal, "{}: cannot be written", file(name));
@@ -126,7 +126,7 @@ void StoredModel::for_each_ending(std::string_view ending, const std::function<v
   if (!found) throw_error(ErrorCode::internal, "the model has no tensor *{}", ending);
 }
 
-void StoredModel::write(const TemporaryFolder& folder, int files) const {
+void StoredModel::write(const StoredFolder& folder, int files) const {
   folder.write("config.json", config.dump());
   if (files == 1) return write_safetensors(folder.file("model.safetensors"), tensors);
   std::vector<StoredTensors> parts(static_cast<size_t>(files));

@@ -17,12 +17,12 @@
 namespace offload {
 
 // A folder that is gone at the end of the test.
-class TemporaryFolder {
+class StoredFolder {
  public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  StoredFolder();
+  ~StoredFolder();
+  StoredFolder(const StoredFolder&) = delete;
+  StoredFolder& operator=(const StoredFolder&) = delete;
 
   const std::string& path() const { return path_; }
   std::string file(std::string_view name) const { return path_ + "/" + std::string(name); }
@@ -70,7 +70,7 @@ class StoredModel {
   void for_each_ending(std::string_view ending, const std::function<void(StoredTensor&)>& change);
 
   // In one file, or spread over `files` with an index.
-  void write(const TemporaryFolder& folder, int files = 1) const;
+  void write(const StoredFolder& folder, int files = 1) const;
 };
 
 }  // namespace offload
