@@ -8,7 +8,7 @@
 
 #include "simulation_cases.h"
 
-using namespace offload;
+namespace offload::simulator_test {
 
 namespace {
 
@@ -198,3 +198,5 @@ TEST_CASE("the_tables_of_docs_simulation" * doctest::skip()) {
   for (const TableRow& row : rows) table += table_line(row);
   MESSAGE(table);
 }
+
+}  // namespace offload::simulator_test
