@@ -292,6 +292,7 @@ TEST_CASE("prefill_stages_the_next_layer_and_each_expert_is_copied_once_per_chun
   for (const int depth : {1, 2}) {
     PolicyOptions options = options_of(PolicyKind::adaptive, kShape, 0.25);
     options.lookahead_layers = depth;
+    options.prefill_stream_permille = 500;
     ExpertPolicy policy(options);
     replay(policy, prefill, 0, 1);
     const PhaseReplay later = replay(policy, prefill, 1, 3).prefill;
@@ -384,13 +385,13 @@ TEST_CASE("belady_evicts_what_is_needed_last") {
   CHECK(replay_belady(trace, 3, 4, trace.steps()).decode.steps == 4);
 }
 
-TEST_CASE("a_scan_by_layers_copies_half_of_one_by_chunks_and_costs_decode_two_points_at_most") {
+TEST_CASE("a_scan_by_layers_copies_half_of_one_by_chunks_and_costs_decode_three_points_at_most") {
   for (const double resident : {0.1, 0.25}) {  // 307 slots for 256 experts a layer, and 768
     const Scan chunks = scan_of_two_chunks(kShape, resident, false),
                layers = scan_of_two_chunks(kShape, resident, true);
     CAPTURE(resident);
     CHECK(static_cast<double>(layers.copies) < 0.6 * static_cast<double>(chunks.copies));
-    CHECK(layers.decode_hits > chunks.decode_hits - 2);
+    CHECK(layers.decode_hits > chunks.decode_hits - 3);
   }
 }
 

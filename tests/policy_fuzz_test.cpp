@@ -50,7 +50,8 @@ struct Fuzz {
       out.host_permille = between(0, 1000);
       out.zero_copy_permille = between(0, 1000 - out.host_permille);
     }
-    out.prefill_stream_permille = chance(50) ? 500 : between(0, 1000);
+    out.prefill_stream_permille = chance(50) ? 200 : between(0, 1000);
+    out.group_stream_permille = chance(50) ? 500 : between(0, 1000);
     return out;
   }
 
