@@ -1,4 +1,6 @@
-// hyper_read: two kernels for one BF16 row, else the ops that it is made of.
+// hyper_read: one kernel for one BF16 row, else the ops that it is made of.
+#include <cooperative_groups.h>
+
 #include "core/op_parts.h"
 #include "cuda/canonical.cuh"
 #include "cuda/cuda_ops.h"
@@ -10,18 +12,20 @@ namespace {
 constexpr int kStreams = 4;          // groups of kRowLanes in a warp
 constexpr int kBlockOutputs = 3;     // a block for most multiprocessors of an H200
 constexpr int kOutputThreads = 128;  // that read the row of one output
-constexpr int kProductThreads = kBlockOutputs * kOutputThreads;
+constexpr int kHyperThreads = kBlockOutputs * kOutputThreads, kHyperWarps = kHyperThreads / kWarp;
 constexpr int kBatchLoads = 5;  // of a thread, in each of two batches: a row of 10240 is under way at once
 constexpr int kBatchElements = kBatchLoads * kOutputThreads * 8;
+constexpr int kMixDepth = 5;  // blocks of 64 in a batch of the mix: its usual rows of 320 whole
 
-struct HyperProducts {
+struct HyperRow {
   const bf16* stack;        // [kStreams, n]
   const float* norm;        // [kStreams, n]
-  bf16* normed;             // [kStreams, n]
   const bf16* down;         // [lowrank, kStreams * n]
   const bf16* inject;       // [kStreams, kStreams * n], or null
+  const bf16* up;           // [kStreams * n, lowrank]
   bf16* low;                // [lowrank]
   AnyRows logits;           // [kStreams]
+  bf16* out;                // [n]
   int n, lowrank, outputs;  // outputs: lowrank, and kStreams with inject
   float eps;
   Rounding rounding;
@@ -31,7 +35,7 @@ struct HyperProducts {
 // are dealt over those of the block. What a thread reads is under way once it is made.
 class StackNorm {
  public:
-  __device__ explicit StackNorm(const HyperProducts& a) : a_(a) {
+  __device__ explicit StackNorm(const HyperRow& a) : a_(a) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       if (!exists(i)) continue;
@@ -40,7 +44,7 @@ class StackNorm {
     }
   }
 
-  // Into shared memory in pairs, and this block's part of all into a.normed. All threads of the block call.
+  // Into shared memory, in pairs. All threads of the block call, and wait before they read.
   __device__ void finish(uint4* normed) {
     __shared__ float parts[kStreams * kTeamWarps];
 #pragma unroll
@@ -66,19 +70,17 @@ class StackNorm {
       Vector<8> x = widened(i);
 #pragma unroll
       for (int j = 0; j < 8; ++j) x[j] = x[j] * scale * (1.0f + weights_[i][j]);
-      const uint4 rounded = words_of(x);
-      normed[at(i) / 8] = in_pairs(rounded);
-      if (at(i) / 8 % gridDim.x == blockIdx.x) *reinterpret_cast<uint4*>(a_.normed + at(i)) = rounded;
+      normed[at(i) / 8] = in_pairs(words_of(x));
     }
   }
 
  private:
   static constexpr int kTeamWarps = kRowThreads / kWarp, kMembers = kStreams * kRowThreads;
-  static constexpr int kPieces = (kMembers + kProductThreads - 1) / kProductThreads;
+  static constexpr int kPieces = (kMembers + kHyperThreads - 1) / kHyperThreads;
 
   // The thread of all teams whose part is this thread's i-th.
   __device__ static int member(int i) {
-    return static_cast<int>(threadIdx.x) + i * kProductThreads;
+    return static_cast<int>(threadIdx.x) + i * kHyperThreads;
   }
   __device__ static int stream(int i) {
     return member(i) / kRowThreads;
@@ -98,102 +100,147 @@ class StackNorm {
     return v;
   }
 
-  const HyperProducts& a_;
+  const HyperRow& a_;
   uint4 x_[kPieces];
   Vector<8> weights_[kPieces];
 };
 
-// normed = rms_norm(stack), low = scaled_silu(down normed), logits = inject normed. kOutputThreads read the row of an
-// output into shared memory, where one warp adds it up. Grid (outputs / kBlockOutputs). Shared memory: normed, then a
-// batch of each output's row, all in pairs. Bound by latency: of reading, then of a row's chains of additions.
-__global__ void __launch_bounds__(kProductThreads) hyper_products_kernel(const __grid_constant__ HyperProducts a) {
-  extern __shared__ uint4 shared[];
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
-  const int width = kStreams * a.n, first = static_cast<int>(blockIdx.x) * kBlockOutputs;
-  uint4* rows = shared + staged_row_bytes<bf16>(width) / 16;  // [kBlockOutputs][kBatchElements / 8]
-  StackNorm norm(a);
-  const int read = min(first + thread / kOutputThreads, a.outputs - 1);
-  const bf16* w = read < a.lowrank ? a.down + int64_t{read} * width : a.inject + int64_t{read - a.lowrank} * width;
+// The outputs low = scaled_silu(down normed) and logits = inject normed: kOutputThreads read the row of one into shared
+// memory, where a warp adds it up. Bound by latency: of reading, then of a row's chains of additions.
+class Outputs {
+ public:
+  __device__ explicit Outputs(const HyperRow& a) : a_(a), width_(kStreams * a.n) { load_first(); }
+
+  // normed: in pairs, with zeros up to the next multiple of 64; rows: shared memory for kBlockOutputs batches. All
+  // threads of the block call.
+  __device__ void finish(const uint4* normed, uint4* rows) {
+    while (first_ < a_.outputs) {
+      float sum = 0;
+      for (int begin = 0; begin < width_; begin += 2 * kBatchElements) {
+        add(batches_[0], begin, normed, rows, sum);
+        if (begin + kBatchElements < width_) add(batches_[1], begin + kBatchElements, normed, rows, sum);
+      }
+      if (warp() < kBlockOutputs && first_ + warp() < a_.outputs) {
+        sum = warp_sum(sum);
+        if (threadIdx.x % kWarp == 0) store(first_ + warp(), sum);
+      }
+      first_ += static_cast<int>(gridDim.x) * kBlockOutputs;
+      if (first_ < a_.outputs) load_first();
+    }
+  }
+
+ private:
   using Batch = uint4[kBatchLoads];
-  const auto load = [&](Batch& batch, int begin) {
+
+  __device__ static int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
+  __device__ static int reader() { return static_cast<int>(threadIdx.x) / kOutputThreads; }
+
+  __device__ void load_first() {
+    const int64_t output = min(first_ + reader(), a_.outputs - 1);
+    w_ = output < a_.lowrank ? a_.down + output * width_ : a_.inject + (output - a_.lowrank) * width_;
+    load(batches_[0], 0);
+    load(batches_[1], kBatchElements);
+  }
+  __device__ void load(Batch& batch, int begin) {
 #pragma unroll
     for (int u = 0; u < kBatchLoads; ++u) {
-      const int at = begin + (u * kOutputThreads + thread % kOutputThreads) * 8;
-      batch[u] = at < width ? *reinterpret_cast<const uint4*>(w + at) : uint4{0, 0, 0, 0};
+      const int at = begin + piece(u) * 8;
+      batch[u] = at < width_ ? *reinterpret_cast<const uint4*>(w_ + at) : uint4{0, 0, 0, 0};
     }
-  };
-  Batch batches[2];
-  load(batches[0], 0);
-  load(batches[1], kBatchElements);
-  for (int piece = width / 8 + thread; piece < staged_row_bytes<bf16>(width) / 16; piece += kProductThreads)
-    shared[piece] = {0, 0, 0, 0};
-  norm.finish(shared);
+  }
+  __device__ static int piece(int u) {
+    return u * kOutputThreads + static_cast<int>(threadIdx.x) % kOutputThreads;
+  }
 
-  float sum = 0;
-  const auto add = [&](Batch& batch, int begin) {
+  __device__ void add(Batch& batch, int begin, const uint4* normed, uint4* rows, float& sum) {
+    __syncthreads();  // what the rows held has been added
 #pragma unroll
-    for (int u = 0; u < kBatchLoads; ++u)
-      rows[thread / kOutputThreads * (kBatchElements / 8) + u * kOutputThreads + thread % kOutputThreads] =
-          in_pairs(batch[u]);
-    __syncthreads();
+    for (int u = 0; u < kBatchLoads; ++u) rows[reader() * (kBatchElements / 8) + piece(u)] = in_pairs(batch[u]);
     load(batch, begin + 2 * kBatchElements);
-    const auto* x = reinterpret_cast<const uint32_t*>(shared) + begin / 2 + lane;
-    const auto* row = reinterpret_cast<const uint32_t*>(rows + warp * (kBatchElements / 8)) + lane;
-    const int count = warp < kBlockOutputs ? min(width - begin, kBatchElements) : 0;
-#pragma unroll 8
+    __syncthreads();
+    if (warp() >= kBlockOutputs) return;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const auto* x = reinterpret_cast<const uint32_t*>(normed) + begin / 2 + lane;
+    const auto* row = reinterpret_cast<const uint32_t*>(rows + warp() * (kBatchElements / 8)) + lane;
+    const int count = min(width_ - begin, kBatchElements);
+#pragma unroll 16
     for (int block = 0; block < count; block += static_cast<int>(kCanonicalBlock))
       sum = add_pair(x[block / 2], row[block / 2], sum);
-    __syncthreads();
-  };
-  for (int begin = 0; begin < width; begin += 2 * kBatchElements) {
-    add(batches[0], begin);
-    if (begin + kBatchElements < width) add(batches[1], begin + kBatchElements);
   }
-  const int output = first + warp;
-  if (warp >= kBlockOutputs || output >= a.outputs) return;
-  sum = warp_sum(sum);
-  if (lane != 0) return;
-  if (output < a.lowrank) {
-    const float low = widen(round_to_bf16(sum));
-    store_float(a.low + output, canonical_silu(rnd<bf16>(low * (1.0f / kStreams), a.rounding)));
-  } else {
-    const int c = output - a.lowrank;
-    if (a.logits.is_bf16)
-      store_float(const_cast<bf16*>(a.logits.bf16_row(0)) + c, sum);
-    else
-      store_float(const_cast<float*>(a.logits.float_row(0)) + c, sum);
-  }
-}
 
-struct HyperMix {
-  const bf16* normed;  // [kStreams, n]
-  const bf16* low;     // [lowrank]
-  const bf16* up;      // [kStreams * n, lowrank]
-  bf16* out;           // [n]
-  int n, lowrank;
-  Rounding rounding;
+  __device__ void store(int output, float sum) const {
+    if (output < a_.lowrank) {
+      const float low = widen(round_to_bf16(sum));
+      store_float(a_.low + output, canonical_silu(rnd<bf16>(low * (1.0f / kStreams), a_.rounding)));
+    } else if (a_.logits.is_bf16) {
+      store_float(const_cast<bf16*>(a_.logits.bf16_row(0)) + output - a_.lowrank, sum);
+    } else {
+      store_float(const_cast<float*>(a_.logits.float_row(0)) + output - a_.lowrank, sum);
+    }
+  }
+
+  const HyperRow& a_;
+  int width_, first_ = static_cast<int>(blockIdx.x) * kBlockOutputs;
+  const bf16* w_ = nullptr;
+  Batch batches_[2];
 };
 
-// out[j] = mean over streams c of sigmoid(up[c n + j] low) normed[c n + j]: a warp for each j, eight lanes for each c.
-// Grid (n / warps of a block); shared memory: low. Bound by reading up.
-__global__ void __launch_bounds__(kCanonicalThreads) hyper_mix_kernel(const HyperMix a) {
+// Element i of a row that is kept in pairs.
+__device__ inline float element_in_pairs(const bf16* x, int i) {
+  return widen(x[i / 8 * 8 + i % 4 * 2 + i / 4 % 2]);
+}
+
+// normed = rms_norm(stack); the outputs of it; out[j] = mean over streams c of sigmoid(up[c n + j] low) normed[c n +
+// j], by a warp for each j, eight lanes for each c, and `turns` j of each warp. All blocks wait for low, and read their
+// part of up meanwhile. Grid: at most what is resident at once. Shared memory: normed, then a batch of each output's
+// row, in pairs; in the place of those, later, low.
+__global__ void __launch_bounds__(kHyperThreads) hyper_row_kernel(const __grid_constant__ HyperRow a, int turns) {
   extern __shared__ uint4 shared[];
-  const int j = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
-  const int c = static_cast<int>(threadIdx.x) % kWarp / kRowLanes;
-  const int64_t column = int64_t{c} * a.n + min(j, a.n - 1);
-  const int rows = kStreams * a.n;
-  RowSums<1, 3, bf16, bf16> row({.w = {a.up}, .rows = rows, .first = static_cast<int>(column), .step = 0, .turns = 1},
-                                a.lowrank);
-  auto* staged = reinterpret_cast<bf16*>(shared);
-  stage_row(a.low, a.lowrank, staged);
-  float sum = 0;
-  row.finish(staged, [&](int, const float(&sums)[1]) { sum = sums[0]; });
-  const float gate = rnd<bf16>(sigmoid(widen(round_to_bf16(sum))), a.rounding);
-  const float part = rnd<bf16>(gate * load_float(a.normed + column), a.rounding);
-  float total = 0;
+  const int width = kStreams * a.n, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int padded = static_cast<int>(staged_row_bytes<bf16>(width) / 16);
+  StackNorm norm(a);
+  Outputs outputs(a);
+  for (int i = width / 8 + static_cast<int>(threadIdx.x); i < padded; i += kHyperThreads) shared[i] = {0, 0, 0, 0};
+  norm.finish(shared);
+
+  const int stream = lane / kRowLanes;
+  const int first = static_cast<int>(blockIdx.x) * kHyperWarps * turns + static_cast<int>(threadIdx.x) / kWarp;
+  RowSums<1, kMixDepth, bf16, bf16> gates(
+      {.w = {a.up}, .rows = width, .first = stream * a.n + first, .step = kHyperWarps, .turns = turns}, a.lowrank);
+  outputs.finish(shared, shared + padded);
+  cooperative_groups::this_grid().sync();
+
+  auto* low = reinterpret_cast<bf16*>(shared + padded);
+  stage_row(a.low, a.lowrank, low);
+  gates.finish(low, [&](int row, const float(&sums)[1]) {
+    const float gate = rnd<bf16>(sigmoid(widen(round_to_bf16(sums[0]))), a.rounding);
+    const int j = row - stream * a.n, element = min(row, width - 1);
+    const float part = rnd<bf16>(gate * element_in_pairs(reinterpret_cast<const bf16*>(shared), element), a.rounding);
+    float total = 0;
 #pragma unroll
-  for (int stream = 0; stream < kStreams; ++stream) total += __shfl_sync(kAllLanes, part, stream * kRowLanes);
-  if (j < a.n && threadIdx.x % kWarp == 0) store_float(a.out + j, total * (1.0f / kStreams));
+    for (int c = 0; c < kStreams; ++c) total += __shfl_sync(kAllLanes, part, c * kRowLanes);
+    if (j < a.n && lane == 0) store_float(a.out + j, total * (1.0f / kStreams));
+  });
+}
+
+// launch() of blocks that wait for one another: all are resident at once, or the launch fails.
+template <typename... Params, typename... Args>
+void launch_together(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared_bytes, cudaStream_t stream,
+                     Args&&... args) {
+  if (shared_bytes > (48 << 10))
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+          "asking for shared memory");
+  cudaLaunchAttribute together{};
+  together.id = cudaLaunchAttributeCooperative;
+  together.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &together;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launching a kernel");
 }
 
 bool is_one_bf16_row(const HyperReadArgs& a) {
@@ -202,37 +249,30 @@ bool is_one_bf16_row(const HyperReadArgs& a) {
   // Shorter streams are normed by warps, and of longer ones a thread of the team has several pieces.
   const bool one_piece = n > kWarpColumns && n <= kRowThreads * 8;
   return a.stack.dim(0) == 1 && a.stack.dtype() == DType::bf16 && a.down.dtype() == DType::bf16 &&
-         a.streams == kStreams && one_piece && n % 8 == 0 && lowrank % 8 == 0 && aligned(a.stack) && aligned(a.norm) &&
-         aligned(a.down) && aligned(a.up) && (!a.inject || aligned(a.inject)) &&
-         staged_row_bytes<bf16>(lowrank) <= kStagedBytesMost;
+         a.streams == kStreams && one_piece && n % 8 == 0 && lowrank % 8 == 0 && lowrank <= kBatchElements &&
+         aligned(a.stack) && aligned(a.norm) && aligned(a.down) && aligned(a.up) && (!a.inject || aligned(a.inject));
 }
 
-void read_one_row(const HyperReadArgs& a, const HyperReadScratch& scratch, cudaStream_t stream) {
+void read_one_row(const HyperReadArgs& a, const HyperReadScratch& scratch, int multiprocessors, cudaStream_t stream) {
   const auto n = static_cast<int>(a.out.dim(1)), lowrank = static_cast<int>(a.down.dim(0));
   const int outputs = lowrank + (a.inject ? kStreams : 0);
-  launch(hyper_products_kernel, blocks_for(outputs, kBlockOutputs), kProductThreads,
-         staged_row_bytes<bf16>(kStreams * n) + kBlockOutputs * kBatchElements * 2, stream,
-         HyperProducts{.stack = data_of<const bf16>(a.stack),
-                       .norm = data_of<const float>(a.norm),
-                       .normed = data_of<bf16>(scratch.normed),
-                       .down = data_of<const bf16>(a.down),
-                       .inject = data_of<const bf16>(a.inject),
-                       .low = data_of<bf16>(scratch.down),
-                       .logits = a.inject ? any_rows_of(a.logits) : AnyRows{},
-                       .n = n,
-                       .lowrank = lowrank,
-                       .outputs = outputs,
-                       .eps = a.eps,
-                       .rounding = a.rounding});
-  launch(hyper_mix_kernel, blocks_for(n, kCanonicalThreads / kWarp), kCanonicalThreads, staged_row_bytes<bf16>(lowrank),
-         stream,
-         HyperMix{.normed = data_of<const bf16>(scratch.normed),
-                  .low = data_of<const bf16>(scratch.down),
-                  .up = data_of<const bf16>(a.up),
-                  .out = data_of<bf16>(a.out),
-                  .n = n,
-                  .lowrank = lowrank,
-                  .rounding = a.rounding});
+  const unsigned grid = std::min(blocks_for(outputs, kBlockOutputs), static_cast<unsigned>(multiprocessors));
+  launch_together(hyper_row_kernel, grid, kHyperThreads,
+                  staged_row_bytes<bf16>(kStreams * n) + int64_t{kBlockOutputs} * kBatchElements * 2, stream,
+                  HyperRow{.stack = data_of<const bf16>(a.stack),
+                           .norm = data_of<const float>(a.norm),
+                           .down = data_of<const bf16>(a.down),
+                           .inject = data_of<const bf16>(a.inject),
+                           .up = data_of<const bf16>(a.up),
+                           .low = data_of<bf16>(scratch.down),
+                           .logits = a.inject ? any_rows_of(a.logits) : AnyRows{},
+                           .out = data_of<bf16>(a.out),
+                           .n = n,
+                           .lowrank = lowrank,
+                           .outputs = outputs,
+                           .eps = a.eps,
+                           .rounding = a.rounding},
+                  static_cast<int>(blocks_for(n, int64_t{grid} * kHyperWarps)));
 }
 
 }  // namespace
@@ -249,7 +289,7 @@ void CudaOps::execute(const HyperReadArgs& a) {
   const int64_t nested = nested_scratch_bytes(a, [this](const auto& part) { return scratch_bytes(part); });
   const HyperReadScratch scratch(arena, a, nested);
   if (!is_one_bf16_row(a)) return for_each_part(a, scratch, [this](const auto& part) { execute(part); });
-  read_one_row(a, scratch, stream_);
+  read_one_row(a, scratch, caps_.multiprocessors, stream_);
 }
 
 }  // namespace offload::cuda
