@@ -393,7 +393,12 @@ class Ops {
   void beside(const std::function<void()>& body) {
     OFL_ASSERT(!is_aside_);
     is_aside_ = true;
-    run_aside(body);
+    try {
+      run_aside(body);
+    } catch (...) {
+      is_aside_ = false;
+      throw;
+    }
     is_aside_ = false;
   }
 

@@ -71,19 +71,21 @@ template <typename T, Rounding kRounding, bool kWhole>
 __global__ void __launch_bounds__(kThreads) causal_conv_silu_chain_kernel(CausalConv<T> a) {
   extern __shared__ float4 shared[];
   float* weights = reinterpret_cast<float*>(shared);
-  load_weights(a, weights);
-  __syncthreads();
   const Piece<kMapWidth, kWhole> piece = channels_of_thread<kWhole>(a);
-  if (piece.column >= a.channels) return;
-  const Piece<kMapWidth, kWhole> lane{.column = piece.column % kChannels, .end = kChannels, .step = piece.step};
   const int64_t chain = int64_t{blockIdx.y} * kThreadRows + threadIdx.y;
   const int64_t first = chain / a.dilation * a.dilation * kChain + chain % a.dilation;
   Vector<kMapWidth> x[kChain + kUsualTaps - 1], w[kUsualTaps];
+  if (piece.column < a.channels) {
 #pragma unroll
-  for (int i = 0; i < kChain + kUsualTaps - 1; ++i) {
-    const int64_t t = first + (i - (kUsualTaps - 1)) * a.dilation;
-    if (t < a.rows) x[i] = piece.load(a.source(t));
+    for (int i = 0; i < kChain + kUsualTaps - 1; ++i) {
+      const int64_t t = first + (i - (kUsualTaps - 1)) * a.dilation;
+      if (t < a.rows) x[i] = piece.load(a.source(t));
+    }
   }
+  load_weights(a, weights);  // while x is under way
+  __syncthreads();
+  if (piece.column >= a.channels) return;
+  const Piece<kMapWidth, kWhole> lane{.column = piece.column % kChannels, .end = kChannels, .step = piece.step};
 #pragma unroll
   for (int j = 0; j < kUsualTaps; ++j) w[j] = lane.load(weights + j * kChannels);
 #pragma unroll

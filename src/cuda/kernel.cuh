@@ -69,17 +69,31 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
-// REQUIRES: kThreads threads in the block, all calling; `shared` of kThreads / 32 floats.
+// Each value's sum over the block. REQUIRES: kThreads threads in the block, all calling; `shared` of kCount * kThreads
+// / 32 floats.
+template <int kThreads, int kCount>
+__device__ inline void block_sums(float (&values)[kCount], float* shared) {
+  constexpr int kWarps = kThreads / kWarp;
+#pragma unroll
+  for (float& value : values) value = warp_sum(value);
+  if constexpr (kThreads == kWarp) return;
+  __syncthreads();  // the last user of `shared` is done
+  if (threadIdx.x % kWarp == 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) shared[i * kWarps + threadIdx.x / kWarp] = values[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    values[i] = 0;
+    for (int warp = 0; warp < kWarps; ++warp) values[i] += shared[i * kWarps + warp];
+  }
+}
 template <int kThreads>
 __device__ inline float block_sum(float value, float* shared) {
-  value = warp_sum(value);
-  if constexpr (kThreads == kWarp) return value;
-  __syncthreads();  // the last user of `shared` is done
-  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  float total = 0;
-  for (int i = 0; i < kThreads / kWarp; ++i) total += shared[i];
-  return total;
+  float values[1] = {value};
+  block_sums<kThreads>(values, shared);
+  return values[0];
 }
 
 // --- host side ---

@@ -55,8 +55,9 @@ __global__ void __launch_bounds__(Team::kBlockThreads) rms_norm_kernel(RmsNorm<T
   float scale[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) scale[r] = squares<Team>(a.x.at(row(r), group), a.n);
+  Team::sum_all(scale);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) scale[r] = inverse_rms(Team::sum(scale[r]), a.n, a.eps);
+  for (int r = 0; r < kRows; ++r) scale[r] = inverse_rms(scale[r], a.n, a.eps);
   const float* w = a.w + group * a.w_stride;
   const bool one_plus = a.weight == NormWeight::one_plus;
   Team::for_each_piece(0, a.n, [&](const auto& p) {

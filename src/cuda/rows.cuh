@@ -115,8 +115,9 @@ __device__ inline void store_whole(float* p, const Vector<kWidth>& v) {
 template <int kWidth>
 using Bf16Words = std::conditional_t<kWidth == 8, uint4, uint2>;
 
+// By value: of a reference to memory the compiler would read bytes.
 template <int kWidth>
-__device__ inline void widen_words(const Bf16Words<kWidth>& words, Vector<kWidth>& v) {
+__device__ inline void widen_words(Bf16Words<kWidth> words, Vector<kWidth>& v) {
   uint32_t pairs[kWidth / 2];
   memcpy(pairs, &words, sizeof words);
 #pragma unroll
@@ -283,6 +284,12 @@ struct Team {
   __device__ static float sum(float value) {
     __shared__ float shared[kThreads / kWarp];
     return block_sum<kThreads>(value, shared);
+  }
+  // The same of several values, which wait for each other once.
+  template <int kCount>
+  __device__ static void sum_all(float (&values)[kCount]) {
+    __shared__ float shared[kCount * kThreads / kWarp];
+    block_sums<kThreads>(values, shared);
   }
 };
 
