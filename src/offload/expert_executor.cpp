@@ -44,6 +44,7 @@ ExpertExecutor::ExpertExecutor(Backend& backend, Ops* host_ops, const Residency&
                                                          .zero_copy_permille = options_.zero_copy_permille,
                                                          .off_slab_rows_max = kCanonicalRowsMax});
   filling_.reserve(static_cast<size_t>(options_.slots));
+  awaited_.reserve(static_cast<size_t>(experts));
   if (options_.host_permille == 0) return;
   OFL_ASSERT(host_ops != nullptr);
   host_.emplace(*host_ops);
@@ -156,12 +157,10 @@ void ExpertExecutor::run_in_place(const RoutedExperts& step) {
   compute(step, runs_);
 }
 
-// The copy starts when the slot's last reader is done.
 void ExpertExecutor::issue_copy(std::string_view name, ExpertKey key, int64_t slot) {
   if (cache_->is_filling(slot)) cache_->end_fill(slot);  // nobody waited for what look-ahead had put there
   cache_->begin_fill(slot, key);
   Lane& lane = backend_.copy_lane();
-  lane.wait(read_event(slot));
   const int64_t bytes = residency_.local_shape().block_bytes();
   traced_on_lane(trace_, lane, SimLane::copy, name, {.layer = key.layer, .expert = key.expert, .bytes = bytes}, [&] {
     lane.copy_in({residency_.block(rank_, key.layer, key.expert), static_cast<size_t>(bytes)},
@@ -214,8 +213,9 @@ void ExpertExecutor::add_run(int32_t layer, const PlannedRun& run) {
 }
 
 // Carries out the policy's plan. Copies are issued as early as the plan allows: as soon as the run that reads their
-// slot last has been issued; a run waits for its own copy alone. The host computes its share when the device has all of
-// its own to do.
+// slot last has been issued; a run waits for its own copy alone. What read a slot in earlier plans is done: this
+// layer's routing came from behind it on the compute lane. The host computes its share when the device has all of its
+// own to do.
 void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
   const auto layer = static_cast<int32_t>(step.layer);
   const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0), step.visits_left};
@@ -232,9 +232,13 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
     for (; copies_issued_to < count; ++copies_issued_to) {
       const PlannedRun& run = run_at(copies_issued_to);
       if (run.copy_first && run.after_run >= runs_issued) return;
+      if (run.after_run >= 0) backend_.copy_lane().wait(read_event(run.slot));
       if (run.copy_first) issue_copy("copy", {layer, run.expert}, run.slot);
     }
   };
+  awaited_.assign(plan.runs.size(), false);  // by a copy into their slot
+  for (const PlannedRun& run : plan.runs)
+    if (run.after_run >= 0) awaited_[static_cast<size_t>(run.after_run)] = true;
   host_runs_.clear();
   for (int64_t i = 0; i < count;) {
     issue_copies(i);
@@ -243,8 +247,8 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
     do add_run(layer, run_at(i++));
     while (i < count && goes_with(run_at(begin), run_at(i)));
     compute(step, runs_);
-    for (int64_t r = begin; r < i && !policy_->is_complete(); ++r)
-      if (run_at(r).where == RunWhere::slab) backend_.compute_lane().record(read_event(run_at(r).slot));
+    for (int64_t r = begin; r < i; ++r)
+      if (awaited_[static_cast<size_t>(r)]) backend_.compute_lane().record(read_event(run_at(r).slot));
   }
   for (const PlannedCopy& ahead : plan.lookahead) {
     issue_copy("look_ahead", ahead.key, ahead.slot);

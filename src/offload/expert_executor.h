@@ -97,7 +97,7 @@ class ExpertExecutor final : public ExpertRunner {
   bool is_under_way(const PlannedCopy& ahead) const;
   size_t lookahead_of(int32_t layer) const;
   std::byte* slot_data(int64_t slot) const { return static_cast<std::byte*>(slab_.data()) + slot * slot_bytes_; }
-  // Events of a slot: its content has arrived; its last reader is done.
+  // Events of a slot: its content has arrived; a reader is done that a copy of the same plan waits for.
   int ready_event(int64_t slot) const { return static_cast<int>(2 * slot); }
   int read_event(int64_t slot) const { return static_cast<int>(2 * slot + 1); }
 
@@ -121,6 +121,7 @@ class ExpertExecutor final : public ExpertRunner {
   std::vector<int32_t> rows_, out_rows_;
   std::vector<ExpertRun> runs_, host_runs_;
   std::vector<std::byte> present_;
+  std::vector<bool> awaited_;  // by run of the plan
   int64_t runs_done_ = 0, host_runs_done_ = 0, copies_ = 0;
   uint64_t routing_hash_ = 0;
   RankTrace* trace_ = nullptr;
