@@ -75,6 +75,7 @@ TEST_CASE("a_device_with_memory_of_its_own_whose_work_is_late_gives_the_same_bit
         CAPTURE(seed);
         RemoteRig rig({.cache = cache_of(slots, share), .chunk = kChunk, .prefill_group = group, .seed = seed++});
         CHECK(rig.run(long_chinese(golden), kChain) == expected);
+        CHECK(rig.device(0).repeats() > 0);
         if (slots == 3) CHECK((rig.device(0).zero_copy_runs() > 0) == (share.zero_copy > 0));
       }
 }

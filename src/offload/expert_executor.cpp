@@ -31,6 +31,7 @@ ExpertExecutor::ExpertExecutor(Backend& backend, Ops* host_ops, const Residency&
   begins_.resize(static_cast<size_t>(experts) + 1);
   runs_.reserve(static_cast<size_t>(experts));
   for (int64_t e = 0; e < experts; ++e) owned_.push_back(std::byte{residency.owns(rank, e)});
+  has_all_ = std::all_of(owned_.begin(), owned_.end(), [](std::byte is_owned) { return is_owned == std::byte{1}; });
   if (options_.slots == 0) return;
   cache_ = std::make_unique<ExpertCache>(residency.layers(), experts, options_.slots);
   const bool whole = residency.form() == ShardForm::expert;
@@ -80,7 +81,7 @@ void ExpertExecutor::run(const RoutedExperts& step) {
     routing_hash_ = mixed_in(routing_hash_, static_cast<uint64_t>(ids_[i]));
   }
   group_by_expert(step.ids.dim(1));
-  backend_.compute_lane().copy_in(present_, step.present);
+  if (!has_all_) backend_.compute_lane().copy_in(present_, step.present);
   wait.reset();
   if (recorder_ != nullptr) recorder_->record(step.layer, phase_, ids_);
   if (cache_ != nullptr)

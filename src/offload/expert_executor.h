@@ -66,6 +66,7 @@ class ExpertExecutor final : public ExpertRunner {
   void begin_step(Phase phase) { phase_ = phase; }
 
   void run(const RoutedExperts& step) override;
+  bool has_all() const override { return has_all_; }
   bool runs_on_device() override;
   DType parts_dtype(DType activations) const override {
     return residency_.form() == ShardForm::slice && residency_.world() > 1 ? DType::f32 : activations;
@@ -112,6 +113,7 @@ class ExpertExecutor final : public ExpertRunner {
   std::optional<HostExperts> host_;
   ActiveExperts active_;
   std::vector<std::byte> owned_;  // by expert: 1 where its block is this rank's
+  bool has_all_ = false;          // is 1 for all
   Tensor slab_;
   Tensor directory_;                  // I32 [layers, experts] on the device: the slot of each expert, once all have one
   std::vector<PlannedCopy> filling_;  // look-ahead that no run has waited for yet, in the order of the copy lane
