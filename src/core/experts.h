@@ -89,8 +89,8 @@ class ExpertRunner {
   // Whether this rank writes a part for every expert.
   virtual bool has_all() const { return false; }
 
-  // Whether run() has ops run and nothing else: the host then need not see the routing, until further notice.
-  virtual bool runs_on_device() { return false; }
+  // Whether run() has ops run and nothing else, all through the step: the host then need not see the routing.
+  virtual bool runs_on_device() const { return false; }
 
   // Fills parts and present for the experts of this rank. In planning mode (Ops::planning) it asks the ops for the
   // largest scratch that any routing of these shapes can need.

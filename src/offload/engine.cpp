@@ -151,7 +151,8 @@ std::unique_ptr<RankContext> Engine::plan_rank(const EngineOptions& options, con
                            .cache = options.cache,
                            .verify = options.verify_ranks,
                            .trace = traces_.empty() ? nullptr : traces_[static_cast<size_t>(rank)].get()};
-  if (world == 1 && !backend.uses_host_memory()) rank_options.cache.routes_on_device = true;
+  // Ranks that are to be verified show their hosts what they route.
+  if (!backend.uses_host_memory() && (world == 1 || !options.verify_ranks)) rank_options.cache.routes_on_device = true;
   Ops* host_ops = devices.host_ops.empty() ? nullptr : devices.host_ops[static_cast<size_t>(rank)];
   const auto make = [&] {
     return std::make_unique<RankContext>(spec_, rank_options, backend, host_ops, collective, *source_, *residency_);

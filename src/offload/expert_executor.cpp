@@ -70,7 +70,7 @@ void ExpertExecutor::run(const RoutedExperts& step) {
   out_rows_.resize(slots);
   present_.resize(slots);
   if (backend_.ops().planning()) return plan(step);
-  if (runs_on_device()) return run_on_device(step);
+  if (runs_on_device_) return run_on_device(step);
 
   std::optional<HostSpan> wait(std::in_place, trace_, "wait_routing",
                                TraceSubject{.layer = static_cast<int32_t>(step.layer)});
@@ -83,7 +83,7 @@ void ExpertExecutor::run(const RoutedExperts& step) {
   group_by_expert(step.ids.dim(1));
   if (!has_all_) backend_.compute_lane().copy_in(present_, step.present);
   wait.reset();
-  if (recorder_ != nullptr) recorder_->record(step.layer, phase_, ids_);
+  if (recorder_ != nullptr && rank_ == 0) recorder_->record(step.layer, phase_, ids_);
   if (cache_ != nullptr)
     run_from_cache(step);
   else
@@ -95,11 +95,17 @@ int64_t ExpertExecutor::directory_bytes() const {
   return residency_.layers() * residency_.local_shape().experts * dtype_bytes(DType::i32);
 }
 
-// Whether nothing will be copied or evicted any more and nobody asks for the routing. The first time, the device gets
-// the directory of the slots.
-bool ExpertExecutor::runs_on_device() {
-  if (!options_.routes_on_device || cache_ == nullptr || !policy_->is_complete() || recorder_ != nullptr) return false;
-  if (directory_) return true;
+bool ExpertExecutor::could_run_on_device() const {
+  return options_.routes_on_device && cache_ != nullptr && policy_->is_complete() && recorder_ == nullptr;
+}
+
+void ExpertExecutor::begin_step(Phase phase, bool all_could_run_on_device) {
+  phase_ = phase;
+  runs_on_device_ = all_could_run_on_device && could_run_on_device();
+  if (runs_on_device_ && !directory_) upload_directory();
+}
+
+void ExpertExecutor::upload_directory() {
   wait_for_lookahead(filling_.size());
   const int64_t layers = residency_.layers(), experts = residency_.local_shape().experts;
   std::vector<int32_t> slots;
@@ -108,7 +114,6 @@ bool ExpertExecutor::runs_on_device() {
       slots.push_back(static_cast<int32_t>(policy_->slot_of({static_cast<int32_t>(layer), static_cast<int32_t>(e)})));
   directory_ = Tensor(slot_data(options_.slots), DType::i32, {layers, experts});
   backend_.upload(std::as_bytes(std::span(slots)), directory_);
-  return true;
 }
 
 void ExpertExecutor::run_on_device(const RoutedExperts& step) {

@@ -96,6 +96,7 @@ class RankContext {
  private:
   Step step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first);
   Tensor logit_tile(int64_t begin, int64_t count);
+  void compare_routings();
   int64_t plan_steps(Model& model, const StateLayout& layout, Arena& arena);
   void plan_step(Model& model, SequenceState& sequence, Arena& arena, std::span<const int32_t> tokens);
 
@@ -113,6 +114,7 @@ class RankContext {
 
   int64_t arena_bytes_ = 0, scratch_bytes_ = 0;
   bool has_lanes_ = false;
+  bool all_could_run_on_device_ = false;  // all ranks' experts, when the last step ended
   Buffer weights_, workspace_, scratch_, slab_;
   std::optional<Model> model_;
   Arena arena_;
