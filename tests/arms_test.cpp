@@ -9,7 +9,7 @@
 #include "offload/arm_evidence.h"
 #include "op_values.h"
 
-using namespace offload;
+namespace offload::arms_test {
 
 namespace {
 
@@ -232,3 +232,5 @@ TEST_CASE("an_arm_is_strict_up_to_the_controls_figures_and_not_beyond") {
   CHECK(fault([](ArmScore& s) { s.oracle->mean = 0.0126; }).starts_with("mean KL 0.0126 to the oracle"));
   CHECK(fault([](ArmScore& s) { s.oracle->median = 0.0012; }).starts_with("median KL 0.0012 to the oracle"));
 }
+
+}  // namespace offload::arms_test

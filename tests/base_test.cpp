@@ -4,7 +4,7 @@
 
 #include "core/json.h"
 
-using namespace offload;
+namespace offload::base_test {
 
 TEST_CASE("printable_escapes_controls_and_invalid_utf8_and_keeps_the_rest") {
   CHECK(printable("a\x1b[1m\xff模") == "a\\x1b[1m\\xff模");
@@ -40,3 +40,5 @@ TEST_CASE("json_refuses_repeated_keys_deep_nesting_and_wrong_types_by_name") {
   CHECK(message([&] { json_get<int64_t>(json, "s", 0, "config.json"); }) ==
         "config.json: s must be an integer, found \"t\"");
 }
+
+}  // namespace offload::base_test

@@ -9,7 +9,7 @@
 #include "tool_run.h"
 #include "trace_checks.h"
 
-using namespace offload;
+namespace offload::bench_test {
 namespace fs = std::filesystem;
 
 namespace {
@@ -297,3 +297,5 @@ TEST_CASE("a_comparison_repeats_which_report_is_not_to_be_quoted") {
   const ReportFile wrong(with(R"(, "quotable": "no")"));
   refuses({"--compare", good.path(), wrong.path()}, "quotable", 1);
 }
+
+}  // namespace offload::bench_test

@@ -14,7 +14,7 @@
 #include "offload/system_memory.h"
 #include "synthetic_checkpoint.h"
 
-using namespace offload;
+namespace offload::budget_test {
 namespace fs = std::filesystem;
 
 namespace {
@@ -269,3 +269,5 @@ TEST_CASE("an_engine_whose_plan_exceeds_the_ram_budget_is_refused_before_it_load
   }
   CHECK_FALSE(loading);
 }
+
+}  // namespace offload::budget_test

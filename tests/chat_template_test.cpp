@@ -11,7 +11,7 @@
 #include "core/jinja/interpreter.h"
 #include "core/jinja/parser.h"
 
-using namespace offload;
+namespace offload::chat_template_test {
 
 namespace {
 
@@ -376,3 +376,5 @@ TEST_CASE("parts_that_the_template_cannot_take_and_content_of_no_known_form_are_
   // No parts are no text.
   CHECK(strings.render(content_of(OrderedJson::array()), {}).text().empty());
 }
+
+}  // namespace offload::chat_template_test

@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace offload;
+namespace offload::checkpoint_names_test {
 
 namespace {
 
@@ -155,3 +155,5 @@ TEST_CASE("incomplete_or_inconsistent_tables_are_refused_by_name") {
   CHECK(refused({shard("0", {huge, 0}), shard("1", {huge, 0})}).find("more than a table can count") !=
         std::string::npos);
 }
+
+}  // namespace offload::checkpoint_names_test

@@ -2,7 +2,6 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
-#include <malloc.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -18,48 +17,11 @@
 #include <thread>
 
 #include "core/json.h"
+#include "counted_heap.h"
 
-using namespace offload;
+namespace offload::checkpoint_test {
+
 namespace fs = std::filesystem;
-
-// Counts what the program takes from the heap, so that a test can bound what opening a file costs.
-namespace {
-std::atomic<int64_t> heap_bytes{0}, heap_bytes_max{0};
-
-void* counted(size_t bytes) {
-  void* memory = std::malloc(bytes ? bytes : 1);
-  if (!memory) throw std::bad_alloc();
-  const int64_t now = heap_bytes += static_cast<int64_t>(malloc_usable_size(memory));
-  int64_t seen = heap_bytes_max;
-  while (seen < now && !heap_bytes_max.compare_exchange_weak(seen, now)) {
-  }
-  return memory;
-}
-
-void released(void* memory) {
-  if (memory) heap_bytes -= static_cast<int64_t>(malloc_usable_size(memory));
-  std::free(memory);
-}
-}  // namespace
-
-void* operator new(size_t bytes) {
-  return counted(bytes);
-}
-void* operator new[](size_t bytes) {
-  return counted(bytes);
-}
-void operator delete(void* memory) noexcept {
-  released(memory);
-}
-void operator delete[](void* memory) noexcept {
-  released(memory);
-}
-void operator delete(void* memory, size_t) noexcept {
-  released(memory);
-}
-void operator delete[](void* memory, size_t) noexcept {
-  released(memory);
-}
 
 namespace {
 
@@ -157,8 +119,8 @@ std::vector<double> read_any(const Checkpoint& checkpoint, const TensorEntry& te
 // Opens `path` and compares with its row of expected.json; counts time and memory.
 void check_row(const std::string& path, const std::string& file_name, const Json& row) {
   CAPTURE(path);
-  const int64_t before = heap_bytes;
-  heap_bytes_max = before;
+  const int64_t before = heap_bytes();
+  restart_heap_peak();
   const auto start = std::chrono::steady_clock::now();
   std::string message;
   std::vector<std::pair<std::string, std::vector<double>>> found;
@@ -172,7 +134,7 @@ void check_row(const std::string& path, const std::string& file_name, const Json
     message = error.message();
   }
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(1));
-  CHECK(heap_bytes_max - before < 64 << 20);
+  CHECK(heap_bytes_most() - before < 64 << 20);
   CAPTURE(message);
   if (row["outcome"] == "reject") {
     CHECK(contains(message, file_name));
@@ -556,12 +518,12 @@ TEST_CASE("a_header_of_100000_tensors_opens_in_linear_time_and_bounded_memory") 
     header_bytes = std::ssize(json);
     folder.write("model.safetensors", file_of(json, std::string(static_cast<size_t>(2 * count), '\1')));
     json = {};
-    const int64_t before = heap_bytes;
-    heap_bytes_max = before;
+    const int64_t before = heap_bytes();
+    restart_heap_peak();
     const auto start = std::chrono::steady_clock::now();
     const Checkpoint checkpoint = Checkpoint::open(folder.path);
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    peak = heap_bytes_max - before;
+    peak = heap_bytes_most() - before;
     CHECK(std::ssize(checkpoint.tensors()) == count);
     CHECK(checkpoint.find("model.language_model.layers.1.mlp.experts.7.gate_proj.weight") != nullptr);
     return elapsed.count();
@@ -574,3 +536,5 @@ TEST_CASE("a_header_of_100000_tensors_opens_in_linear_time_and_bounded_memory") 
   CHECK(whole < 5);  // quadratic work would take minutes
   CHECK(peak < header_bytes + (int64_t{64} << 20));
 }
+
+}  // namespace offload::checkpoint_test

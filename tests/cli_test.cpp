@@ -14,7 +14,7 @@
 #include "core/json.h"
 #include "trace_checks.h"
 
-using namespace offload;
+namespace offload::cli_test {
 namespace fs = std::filesystem;
 
 namespace {
@@ -95,7 +95,7 @@ void check_refused(const Run& run, int exit_code, const std::vector<std::string>
   }
 }
 
-Json json_of(const Run& run) {
+Json json_line_of(const Run& run) {
   CAPTURE(run.err);
   REQUIRE(run.exit_code == 0);
   CHECK(run.out.find('\n') == run.out.size() - 1);
@@ -145,7 +145,7 @@ TEST_CASE("the_default_run_samples_repeats_itself_and_says_which_model_it_took")
 }
 
 TEST_CASE("json_is_one_object_with_the_promised_keys") {
-  const Json json = json_of(run({"-p", kQuestion, "--greedy", "--json"}));
+  const Json json = json_line_of(run({"-p", kQuestion, "--greedy", "--json"}));
   std::vector<std::string> keys;
   for (const auto& [key, value] : json.items()) keys.push_back(key);
   CHECK(keys ==
@@ -165,14 +165,14 @@ TEST_CASE("json_is_one_object_with_the_promised_keys") {
   CHECK(bytes >= (static_cast<int64_t>(json["tokens"].size()) - 1) * row_bytes);
   CHECK(bytes <= rows * row_bytes);
   CHECK(json["plan"]["memory"]["total_bytes"].get<int64_t>() > 12 << 20);
-  CHECK(json_of(run({"--dry-run", "--json"}))["plan"] == json["plan"]);
+  CHECK(json_line_of(run({"--dry-run", "--json"}))["plan"] == json["plan"]);
 }
 
 TEST_CASE("experts_on_the_cpu_save_copies_and_change_no_answer") {
   const auto answer = [&](const Arguments& more) {
     Arguments arguments{"-p", kQuestion, "--greedy", "--json", "--expert-slots", "8"};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    return json_of(run(arguments));
+    return json_line_of(run(arguments));
   };
   const Json copied = answer({"--cpu-experts", "off"}), automatic = answer({});
   CHECK(automatic["offload"] == copied["offload"]);
@@ -192,7 +192,7 @@ TEST_CASE("experts_on_the_cpu_save_copies_and_change_no_answer") {
 
 TEST_CASE("stop_strings_are_cut_off_whole_and_may_be_repeated") {
   CHECK(run({"-p", kQuestion, "--greedy", "--stop", "zzz", "--stop", "pan is To"}).out == "The capital of Ja\n");
-  const Json json = json_of(run({"-p", kQuestion, "--greedy", "--stop", "[Tokyo]", "--stop", " Tokyo", "--json"}));
+  const Json json = json_line_of(run({"-p", kQuestion, "--greedy", "--stop", "[Tokyo]", "--stop", " Tokyo", "--json"}));
   CHECK(json["text"] == "The capital of Japan is");
   CHECK(json["finish_reason"] == "stop");
   check_refused(run({"-p", "x", "--stop", ""}), 2, {"stop string is empty"});
@@ -201,7 +201,7 @@ TEST_CASE("stop_strings_are_cut_off_whole_and_may_be_repeated") {
 TEST_CASE("logits_out_holds_a_row_per_consumed_token") {
   const TemporaryFolder folder;
   const std::string path = folder.path("logits.safetensors");
-  const Json json = json_of(run({"-p", kQuestion, "--greedy", "--json", "--logits-out", path}));
+  const Json json = json_line_of(run({"-p", kQuestion, "--greedy", "--json", "--logits-out", path}));
   const Checkpoint file = Checkpoint::open(path);
   const int64_t prompt = json["prompt_tokens"], sampled = static_cast<int64_t>(json["tokens"].size());
   const TensorEntry& logits = file.at("logits");
@@ -232,7 +232,7 @@ TEST_CASE("a_folder_with_a_config_alone_runs_on_made_up_weights_and_answers_in_i
   CHECK(plain.exit_code == 0);
   CHECK(plain.out == run(with_ids).out);
   with_ids.push_back("--json");
-  const Json json = json_of(run(with_ids));
+  const Json json = json_line_of(run(with_ids));
   CHECK(!json.contains("text"));
   CHECK(json["prompt_tokens"] == 3);
   CHECK(json["finish_reason"] == "length");
@@ -436,7 +436,7 @@ TEST_CASE("a_user_message_cannot_write_control_tokens_and_raw_text_can") {
   const auto control_ids = [&](Arguments arguments) {
     const std::string path = folder.path("l.safetensors");
     arguments.insert(arguments.end(), {"-p", text, "--max-tokens", "1", "--json", "--logits-out", path});
-    json_of(run(arguments));
+    json_line_of(run(arguments));
     const Checkpoint file = Checkpoint::open(path);
     std::vector<int32_t> ids(static_cast<size_t>(file.at("ids").shape[0]));
     file.read(file.at("ids"), 0, std::as_writable_bytes(std::span(ids)));
@@ -570,7 +570,7 @@ TEST_CASE("trace_writes_lanes_of_each_rank_whose_copies_add_up_to_the_bytes_of_t
   const TemporaryFolder folder;
   const std::string path = folder.path("t.json");
   const Json json =
-      json_of(run({"-p", kQuestion, "--greedy", "--tp", "2", "--expert-slots", "20", "--json", "--trace", path}));
+      json_line_of(run({"-p", kQuestion, "--greedy", "--tp", "2", "--expert-slots", "20", "--json", "--trace", path}));
   const Json document = parse_json(read_text_file(path, 1 << 28), path);
   check_lanes(document);
   std::vector<std::string> names;
@@ -704,3 +704,5 @@ TEST_CASE("progress_is_a_bar_on_a_terminal_and_lines_elsewhere_whatever_stdout_i
   CHECK(contains(child.err, "\r"));
   CHECK(contains(child.err, "loading ["));
 }
+
+}  // namespace offload::cli_test

@@ -5,7 +5,7 @@
 
 #include "core/models/registry.h"
 
-using namespace offload;
+namespace offload::config_test {
 
 namespace {
 
@@ -397,3 +397,5 @@ TEST_CASE("n_gram_primes_are_bounded_so_that_no_config_stalls_the_load") {
   config["ple_layer_ids"] = {1, 2, 3};
   CHECK(contains(refusal(config), "heads_per_ngram above 1024"));
 }
+
+}  // namespace offload::config_test

@@ -4,7 +4,7 @@
 
 #include "simulation_cases.h"
 
-using namespace offload;
+namespace offload::cost_model_test {
 
 namespace {
 
@@ -173,3 +173,5 @@ TEST_CASE("ranks_that_do_not_divide_the_model_are_refused") {
   CHECK_THROWS_AS(StepProgrammer(published_model(), 1, 0), Error);
   for (const int64_t world : {1, 2, 4, 8}) CHECK(StepProgrammer(published_model(), world, 1024).world() == world);
 }
+
+}  // namespace offload::cost_model_test

@@ -8,28 +8,12 @@
 #include <new>
 
 #include "core/canonical.h"
+#include "counted_heap.h"
 #include "cpu/cpu_ops.h"
 #include "cpu/roofs.h"
 #include "op_suite.h"
 
-namespace {
-std::atomic<int64_t> allocations{0};
-}
-
-// Counting replacements. Out of line, as GCC takes an inlined free() of a pointer from new for a mismatch.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  ++allocations;
-  if (void* block = std::malloc(bytes != 0 ? bytes : 1)) return block;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* block) noexcept {
-  std::free(block);
-}
-[[gnu::noinline]] void operator delete(void* block, size_t) noexcept {
-  std::free(block);
-}
-
-using namespace offload;
+namespace offload::cpu_ops_test {
 using cpu::CpuOps;
 using cpu::Isa;
 
@@ -340,9 +324,9 @@ TEST_CASE("executing_allocates_nothing") {
     std::vector<std::byte> scratch(static_cast<size_t>(ops.scratch_peak_bytes()));
     ops.set_scratch(Tensor(scratch.data(), DType::u8, {ops.scratch_peak_bytes()}));
     all();  // OpenMP makes its team once
-    const int64_t before = allocations;
+    const int64_t before = heap_allocations();
     all();
-    CHECK(allocations == before);
+    CHECK(heap_allocations() == before);
   }
 }
 
@@ -364,3 +348,5 @@ TEST_CASE("attention_scratch_grows_with_the_positions_that_are_seen_and_not_with
 TEST_CASE("roofs_are_positive") {
   CHECK(cpu::measure_fma_flops_per_s(1, Isa::portable) > 1e6);
 }
+
+}  // namespace offload::cpu_ops_test

@@ -14,7 +14,7 @@
 #include "core/checkpoint.h"
 #include "synthetic_checkpoint.h"
 
-using namespace offload;
+namespace offload::direct_reader_test {
 namespace fs = std::filesystem;
 
 namespace {
@@ -283,3 +283,5 @@ TEST_CASE("a_read_of_nothing_reads_nothing") {
   CHECK(DirectReader(files.read_files, options_of(kPaths[0])).read({}, {}).reads == 0);
   CHECK(DirectReader(files.read_files, options_of(kPaths[0])).read({&empty, 1}, {}).reads == 0);
 }
+
+}  // namespace offload::direct_reader_test

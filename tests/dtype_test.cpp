@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-using namespace offload;
+namespace offload::dtype_test {
 
 namespace {
 
@@ -160,3 +160,5 @@ TEST_CASE("a_double_through_to_float_odd_rounds_once") {
     REQUIRE(to_fp16(to_float_odd(value)).bits == nearest_code<Fp16>(value));
   }
 }
+
+}  // namespace offload::dtype_test

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-using namespace offload;
+namespace offload::expert_cache_test {
 
 namespace {
 
@@ -103,3 +103,5 @@ TEST_CASE("a_pin_of_another_content_or_an_id_out_of_range_is_a_bug") {
   CHECK(asserts([&] { static_cast<void>(cache.find({2, 0})); }));
   CHECK(asserts([&] { static_cast<void>(cache.state(2)); }));
 }
+
+}  // namespace offload::expert_cache_test

@@ -8,29 +8,11 @@
 #include <numeric>
 
 #include "core/json.h"
+#include "counted_heap.h"
 #include "offload/policy_replay.h"
 #include "plan_carrier.h"
 
-using namespace offload;
-
-namespace {
-
-int64_t allocations = 0;
-
-}  // namespace
-
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  ++allocations;
-  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
-  throw std::bad_alloc();
-}
-// Not inlined: GCC would see free() beside a new expression and call it a mismatch.
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
+namespace offload::expert_policy_test {
 
 namespace {
 
@@ -310,6 +292,7 @@ TEST_CASE("prefill_stages_the_next_layer_and_each_expert_is_copied_once_per_chun
   for (const int depth : {1, 2}) {
     PolicyOptions options = options_of(PolicyKind::adaptive, kShape, 0.25);
     options.lookahead_layers = depth;
+    options.prefill_stream_permille = 500;
     ExpertPolicy policy(options);
     replay(policy, prefill, 0, 1);
     const PhaseReplay later = replay(policy, prefill, 1, 3).prefill;
@@ -361,11 +344,11 @@ TEST_CASE("planning_allocates_nothing_after_construction") {
       options.host_permille = 100;
       ExpertPolicy policy(options);
       ActiveExperts active(kShape.experts);
-      const int64_t before = allocations;
+      const int64_t before = heap_allocations();
       for (int64_t s = 0; s < trace.steps(); ++s)
         for (int64_t l = 0; l < kShape.layers; ++l)
           policy.on_routed(l, {active.collect(trace.ids(s, l)), trace.rows(s)}, trace.phase(s));
-      CHECK(allocations == before);
+      CHECK(heap_allocations() == before);
     }
 }
 
@@ -402,17 +385,17 @@ TEST_CASE("belady_evicts_what_is_needed_last") {
   CHECK(replay_belady(trace, 3, 4, trace.steps()).decode.steps == 4);
 }
 
-TEST_CASE("a_scan_by_layers_copies_half_of_one_by_chunks_and_costs_decode_two_points_at_most") {
+TEST_CASE("a_scan_by_layers_copies_half_of_one_by_chunks_and_costs_decode_three_points_at_most") {
   for (const double resident : {0.1, 0.25}) {  // 307 slots for 256 experts a layer, and 768
     const Scan chunks = scan_of_two_chunks(kShape, resident, false),
                layers = scan_of_two_chunks(kShape, resident, true);
     CAPTURE(resident);
     CHECK(static_cast<double>(layers.copies) < 0.6 * static_cast<double>(chunks.copies));
-    CHECK(layers.decode_hits > chunks.decode_hits - 2);
+    CHECK(layers.decode_hits > chunks.decode_hits - 3);
   }
 }
 
-// The tables of docs/policy.md: expert_policy_test --no-skip --test-case=the_tables_of_docs_policy
+// The tables of docs/policy.md: brain_tests --no-skip --test-case=the_tables_of_docs_policy
 TEST_CASE("the_tables_of_docs_policy" * doctest::skip()) {
   const RoutingShape published{48, 512, 10};
   constexpr int64_t kExpertBytes = 3 * 2560 * 640 * 2;  // 9.375 MiB
@@ -437,3 +420,5 @@ TEST_CASE("the_tables_of_docs_policy" * doctest::skip()) {
   }
   MESSAGE("\n" << replay_table(rows) << "\n" << scans << "\n" << orders);
 }
+
+}  // namespace offload::expert_policy_test

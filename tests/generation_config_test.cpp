@@ -5,7 +5,7 @@
 #include "core/base.h"
 #include "core/tokenizer.h"
 
-using namespace offload;
+namespace offload::generation_config_test {
 
 namespace {
 
@@ -111,3 +111,5 @@ TEST_CASE("hostile_values_are_refused_by_file_key_and_value") {
 TEST_CASE("the_words_nan_and_infinity_inside_strings_stay") {
   CHECK(read(R"({"note": "NaN \" Infinity", "temperature": 0.25})").temperature == 0.25);
 }
+
+}  // namespace offload::generation_config_test

@@ -7,7 +7,7 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/ref_ops.h"
 
-using namespace offload;
+namespace offload::generation_test {
 
 namespace {
 
@@ -291,3 +291,5 @@ TEST_CASE("a_plan_is_made_without_loading_and_a_budget_below_it_is_refused_with_
     CHECK(contains(error.message(), "--ram-budget"));
   }
 }
+
+}  // namespace offload::generation_test

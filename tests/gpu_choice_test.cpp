@@ -9,7 +9,7 @@
 #include "core/json.h"
 #include "offload/gpu_choice.h"
 
-using namespace offload;
+namespace offload::gpu_choice_test {
 
 namespace {
 
@@ -125,3 +125,5 @@ TEST_CASE("the_drivers_list_is_read_in_pci_order_with_domains_apart") {
   CHECK(gpus[2].uuid == "GPU-b");
   CHECK(read_gpus("/nowhere").empty());
 }
+
+}  // namespace offload::gpu_choice_test

@@ -9,7 +9,7 @@
 
 #include "synthetic_checkpoint.h"
 
-using namespace offload;
+namespace offload::host_table_test {
 
 namespace {
 
@@ -150,3 +150,5 @@ TEST_CASE("a_made_up_table_is_the_same_for_any_number_of_threads") {
     CHECK(all_rows(table) == expected);
   }
 }
+
+}  // namespace offload::host_table_test

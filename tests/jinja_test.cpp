@@ -11,7 +11,7 @@
 #include "core/jinja/parser.h"
 #include "core/json.h"
 
-using namespace offload;
+namespace offload::jinja_test {
 
 namespace {
 
@@ -224,3 +224,5 @@ TEST_CASE("mappings_with_many_keys_keep_order_and_find_all") {
   CHECK(render("{{ x.k299 }}{{ x['k17'] }}{{ x.nope is defined }}{{ x|length }}{{ x|first }}{{ x|list|last }}",
                {{"x", object}}) == "29917False300k0k299");
 }
+
+}  // namespace offload::jinja_test

@@ -9,7 +9,7 @@
 #include "cpu/ref_ops.h"
 #include "op_values.h"
 
-using namespace offload;
+namespace offload::long_sequence_test {
 
 namespace {
 
@@ -229,3 +229,5 @@ TEST_CASE("angles_at_the_end_of_the_context_are_one_fp32_product_of_the_position
       CHECK(std::abs(table[at + 1] - std::sin(static_cast<double>(angle))) <= 1e-6);
     }
 }
+
+}  // namespace offload::long_sequence_test

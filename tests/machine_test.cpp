@@ -6,7 +6,7 @@
 
 #include "simulation_cases.h"
 
-using namespace offload;
+namespace offload::machine_test {
 
 namespace {
 
@@ -145,3 +145,5 @@ TEST_CASE("mutated_machine_files_are_read_or_refused_never_more") {
   }
   CHECK(refused > 500);
 }
+
+}  // namespace offload::machine_test

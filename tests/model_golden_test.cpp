@@ -5,7 +5,7 @@
 #include "cpu/cpu_ops.h"
 #include "golden_run.h"
 
-using namespace offload;
+namespace offload::model_golden_test {
 
 namespace {
 
@@ -121,3 +121,5 @@ TEST_CASE("what_is_planned_for_the_contexts_end_is_enough_for_every_shorter_step
     }
   }
 }
+
+}  // namespace offload::model_golden_test

@@ -8,7 +8,7 @@
 #include "model_runner.h"
 #include "stored_model.h"
 
-using namespace offload;
+namespace offload::model_layout_test {
 
 namespace {
 
@@ -405,3 +405,5 @@ TEST_CASE("a_truncated_shard_is_refused_by_its_file_name") {
   std::filesystem::remove(shard);
   CHECK(contains(IndexedDemo::plan_error(folder.path()), "model-00002-of-00003.safetensors"));
 }
+
+}  // namespace offload::model_layout_test

@@ -14,7 +14,7 @@
 #include "offload/generation.h"
 #include "stored_model.h"
 
-using namespace offload;
+namespace offload::model_traps_test {
 
 namespace {
 
@@ -465,3 +465,5 @@ TEST_CASE("trap_73_rows_of_lm_head_past_the_tokenizer_are_never_drawn") {
     for (const int32_t id : generate(session, ids, options, &tokenizer).tokens) CHECK(id < 4080);
   }
 }
+
+}  // namespace offload::model_traps_test

@@ -4,7 +4,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace offload;
+namespace offload::ngram_test {
 
 namespace {
 
@@ -184,3 +184,5 @@ TEST_CASE("every_row_lies_in_the_range_of_its_head_even_for_the_largest_ids") {
     }
   }
 }
+
+}  // namespace offload::ngram_test

@@ -5,7 +5,7 @@
 
 #include "cpu/ref_ops.h"
 
-using namespace offload;
+namespace offload::op_cost_test {
 
 namespace {
 
@@ -117,3 +117,5 @@ TEST_CASE("every_op_has_its_name") {
   CHECK(names.front() == "copy");
   CHECK(names.back() == "argmax");
 }
+
+}  // namespace offload::op_cost_test

@@ -5,7 +5,7 @@
 
 #include "cpu/ref_ops.h"
 
-using namespace offload;
+namespace offload::op_traps_test {
 
 #define OFL_TRAP_TEST(name)       \
   TEST_CASE(#name) {              \
@@ -15,3 +15,5 @@ using namespace offload;
     name(values);                 \
   }
 OFL_FOR_EACH_OP_TRAP(OFL_TRAP_TEST)
+
+}  // namespace offload::op_traps_test

@@ -8,7 +8,7 @@
 #include "op_handed.h"
 #include "op_suite.h"
 
-using namespace offload;
+namespace offload::ops_test {
 
 namespace {
 
@@ -291,3 +291,5 @@ TEST_CASE("the_reference_matches_values_worked_out_by_hand") {
     name(values);                 \
   }
 OFL_FOR_EACH_HANDED_CASE(OFL_HANDED_TEST)
+
+}  // namespace offload::ops_test

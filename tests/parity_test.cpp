@@ -13,7 +13,7 @@
 #include "stored_model.h"
 #include "tool_run.h"
 
-using namespace offload;
+namespace offload::parity_test {
 namespace fs = std::filesystem;
 
 namespace {
@@ -243,3 +243,5 @@ TEST_CASE("offload_stress_writes_a_new_folder_and_touches_no_other") {
   refused({"--out", folder.file("x"), "--exponent-max", "101"}, "--exponent-max is \"101\"");
   CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);
 }
+
+}  // namespace offload::parity_test

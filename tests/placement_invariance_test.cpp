@@ -9,7 +9,7 @@
 #include "rank_rig.h"
 #include "simulation_cases.h"
 
-using namespace offload;
+namespace offload::placement_invariance_test {
 
 namespace {
 
@@ -440,3 +440,5 @@ TEST_CASE("experts_on_the_host_are_refused_where_the_host_has_no_ops") {
     CHECK(error.message().find("--cpu-experts") != std::string::npos);
   }
 }
+
+}  // namespace offload::placement_invariance_test

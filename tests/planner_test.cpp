@@ -8,7 +8,7 @@
 #include "child_process.h"
 #include "simulation_cases.h"
 
-using namespace offload;
+namespace offload::planner_test {
 
 namespace {
 
@@ -228,3 +228,5 @@ TEST_CASE("offload_plan_prints_a_plan_replays_traces_and_refuses_in_one_line") {
   refuses({"--nonsense"}, 2, "--help lists the flags");
   fs::remove_all(folder);
 }
+
+}  // namespace offload::planner_test

@@ -1,6 +1,6 @@
 // Random routing against random policies: every plan is carried out on lanes that drift apart (plan_carrier.h).
 // The suite runs a fixed number of cases. For ten minutes of fresh ones:
-//   policy_fuzz_test --no-skip --test-case=plans_hold_for_ten_minutes
+//   brain_tests --no-skip --test-case=plans_hold_for_ten_minutes
 
 #include <doctest/doctest.h>
 
@@ -10,7 +10,7 @@
 #include "offload/expert_policy.h"
 #include "plan_carrier.h"
 
-using namespace offload;
+namespace offload::policy_fuzz_test {
 
 namespace {
 
@@ -50,7 +50,8 @@ struct Fuzz {
       out.host_permille = between(0, 1000);
       out.zero_copy_permille = between(0, 1000 - out.host_permille);
     }
-    out.prefill_stream_permille = chance(50) ? 500 : between(0, 1000);
+    out.prefill_stream_permille = chance(50) ? 200 : between(0, 1000);
+    out.group_stream_permille = chance(50) ? 500 : between(0, 1000);
     return out;
   }
 
@@ -130,3 +131,5 @@ TEST_CASE("plans_hold_for_ten_minutes" * doctest::skip()) {
   }
   MESSAGE("cases: " << seed - first);
 }
+
+}  // namespace offload::policy_fuzz_test

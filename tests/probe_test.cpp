@@ -12,7 +12,7 @@
 #include "offload/cost_model.h"
 #include "simulation_cases.h"
 
-using namespace offload;
+namespace offload::probe_test {
 namespace fs = std::filesystem;
 
 namespace {
@@ -209,3 +209,5 @@ TEST_CASE("offload_probe_writes_a_file_that_offload_plan_takes") {
   CHECK(fs::is_symlink(link));
   fs::remove(link);
 }
+
+}  // namespace offload::probe_test

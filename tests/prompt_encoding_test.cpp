@@ -6,7 +6,7 @@
 #include "core/chat_template.h"
 #include "core/tokenizer.h"
 
-using namespace offload;
+namespace offload::prompt_encoding_test {
 
 namespace {
 
@@ -97,3 +97,5 @@ TEST_CASE("tokens_that_are_looked_for_after_normalization_keep_to_trusted_text_t
         Ids{0, 2, 6, 0, 3, 1, 4, 2});
   CHECK(tokenizer.encode_segments(Segments{{"a", true}, {"b <a", false}, {">", true}}) == Ids{0, 5, 0, 3, 1, 4});
 }
+
+}  // namespace offload::prompt_encoding_test

@@ -11,7 +11,7 @@
 #include "offload/parity.h"
 #include "stored_model.h"
 
-using namespace offload;
+namespace offload::range_stress_test {
 
 namespace {
 
@@ -178,3 +178,5 @@ TEST_CASE("checkpoints_of_other_types_are_refused_by_name") {
   CHECK_THROWS_WITH_AS(stress_in_place(folder.path(), {}),
                        doctest::Contains("shared_expert.up_proj.weight has type F32"), Error);
 }
+
+}  // namespace offload::range_stress_test

@@ -5,7 +5,7 @@
 
 #include "cpu/thread_collective.h"
 
-using namespace offload;
+namespace offload::rank_meeting_test {
 
 namespace {
 
@@ -83,3 +83,5 @@ TEST_CASE("an_abort_frees_who_waits_and_who_comes_later") {
   CHECK(thrown[0] == Aborted().message());
   CHECK_THROWS_AS(ends[1]->all_equal(1), Aborted);
 }
+
+}  // namespace offload::rank_meeting_test

@@ -7,7 +7,7 @@
 
 #include "core/rank_meeting.h"
 
-using namespace offload;
+namespace offload::rank_team_test {
 
 TEST_CASE("the_first_cause_is_rethrown_whichever_rank_throws_it_and_the_team_runs_again") {
   for (int thrower = 0; thrower < 4; ++thrower) {
@@ -60,3 +60,5 @@ TEST_CASE("a_rank_that_hangs_behind_anothers_failure_is_told_of_with_the_cause")
     CHECK(message == "a fan stopped");
   }
 }
+
+}  // namespace offload::rank_team_test

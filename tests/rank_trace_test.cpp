@@ -17,7 +17,7 @@
 #include "offload/policy_replay.h"
 #include "trace_checks.h"
 
-using namespace offload;
+namespace offload::rank_trace_test {
 
 namespace {
 
@@ -235,3 +235,5 @@ TEST_CASE("a_run_that_fails_leaves_a_trace_of_what_ended") {
   CHECK(found.at("rank 1/copy").at("copy") < 20);
   CHECK(found.at("rank 0/compute").at("router_topk") > 0);
 }
+
+}  // namespace offload::rank_trace_test

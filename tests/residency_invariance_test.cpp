@@ -11,7 +11,7 @@
 #include "rank_rig.h"
 #include "stored_model.h"
 
-using namespace offload;
+namespace offload::residency_invariance_test {
 
 namespace {
 
@@ -356,3 +356,5 @@ TEST_CASE("a_read_that_fails_ends_the_load_with_one_line_that_names_the_file_and
     MESSAGE("failed reads with " << ranks << " ranks: " << failures);
   }
 }
+
+}  // namespace offload::residency_invariance_test

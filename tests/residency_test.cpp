@@ -13,7 +13,7 @@
 #include "offload/numa.h"
 #include "synthetic_checkpoint.h"
 
-using namespace offload;
+namespace offload::residency_test {
 
 namespace {
 
@@ -426,3 +426,5 @@ TEST_CASE("the_load_bench_reports_rates_bounds_and_content") {
   residency.load(options.load, {});
   CHECK(result.checksum == (residency.checksum(0) ^ residency.checksum(1)));
 }
+
+}  // namespace offload::residency_test

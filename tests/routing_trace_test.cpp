@@ -8,7 +8,7 @@
 #include "core/base.h"
 #include "offload/policy_replay.h"
 
-using namespace offload;
+namespace offload::routing_trace_test {
 
 namespace {
 
@@ -159,3 +159,5 @@ TEST_CASE("lru_over_skewed_routing_follows_the_published_curve_within_two_points
     CHECK(quarter == doctest::Approx(81).epsilon(2.0 / 81));
   }
 }
+
+}  // namespace offload::routing_trace_test

@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-using namespace offload;
+namespace offload::safetensors_test {
 
 namespace {
 
@@ -196,3 +196,5 @@ TEST_CASE("text_in_place_of_weights_is_named_with_its_remedy") {
   CHECK(said("{\"error\":\"not found\"}").find("text, not weights") != std::string::npos);
   CHECK(said("PK\x03\x04\x14\x08\x08\x08 not text").find("header length") != std::string::npos);
 }
+
+}  // namespace offload::safetensors_test

@@ -9,7 +9,7 @@
 
 #include "core/base.h"
 
-using namespace offload;
+namespace offload::sampler_test {
 
 namespace {
 
@@ -257,3 +257,5 @@ TEST_CASE("options_out_of_range_are_named_as_field_and_as_flag_with_their_range"
                    OptionSpelling::flag)
             .empty());
 }
+
+}  // namespace offload::sampler_test

@@ -1,6 +1,6 @@
 // Random models, machines, traces and stalls through the simulator: order, completeness and liveness by the events that
 // it reports. The suite runs a fixed number of cases. For ten minutes of fresh ones:
-//   simulator_fuzz_test --no-skip --test-case=simulations_hold_for_ten_minutes
+//   brain_tests --no-skip --test-case=simulations_hold_for_ten_minutes
 
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@
 #include "offload/simulator.h"
 #include "simulation_cases.h"
 
-using namespace offload;
+namespace offload::simulator_fuzz_test {
 
 namespace {
 
@@ -233,3 +233,5 @@ TEST_CASE("simulations_hold_for_ten_minutes" * doctest::skip()) {
   }
   MESSAGE("cases: " << seed - first);
 }
+
+}  // namespace offload::simulator_fuzz_test

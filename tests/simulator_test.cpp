@@ -8,7 +8,7 @@
 
 #include "simulation_cases.h"
 
-using namespace offload;
+namespace offload::simulator_test {
 
 namespace {
 
@@ -153,6 +153,38 @@ std::string table_line(const TableRow& row) {
       percent(SimLane::collective), kSimLaneNames[static_cast<size_t>(phase.bound())]);
 }
 
+// Prefill, the third prompt of its kind in a row, when it may turn over so many thousandths of the slots: by chunks and
+// by layers over a fast link, by chunks over four slow ones.
+std::string share_table() {
+  constexpr int64_t kPrompts = 3;
+  const std::string configs = OFFLOAD_SOURCE_DIR "/configs/", model = configs + "models/qwen3.8-flash-next-12.json";
+  const ModelSpec cut = model_spec(parse_json(read_text_file(model, 1 << 20), model), model);
+  const Machine fast = read_machine(configs + "machines/h200.json");
+  const auto speed = [&](const Machine& machine, const ModelSpec& spec, GemmMath math, int64_t world, int64_t rows,
+                         SimOptions options, int64_t permille) {
+    const StepProgrammer programmer(spec, world, kPrompts * rows);
+    const std::vector<DrawnStep> prompts(kPrompts, DrawnStep{Phase::prefill, rows});
+    options.shard = world > 1 ? ShardForm::slice : ShardForm::expert;
+    options.count_from = kPrompts - 1;
+    options.policy.prefill_stream_permille = options.policy.group_stream_permille = permille;
+    const RoutingTrace trace = draw_trace(programmer.routing_shape(), UniformRouting{}, prompts, 1);
+    return simulate(CostModel(machine, math, world), programmer, options, trace).prefill.tokens_per_s();
+  };
+  SimOptions chunks, layers, slices;
+  chunks.policy.slots = 1736;
+  layers.policy.slots = 1400, layers.order = PrefillOrder::layer_major;
+  slices.policy.slots = 1889;
+  std::string table =
+      "\n| share, 1/1000 | H200, 8K by chunks | H200, 32K by layers | 4 x RTX 2080 Ti, 8K by chunks, slices |"
+      "\n|---:|---:|---:|---:|\n";
+  for (const int64_t permille : {30, 60, 100, 200, 300, 500, 700})
+    table += fmt::format("| {} | {:.0f} tok/s | {:.0f} tok/s | {:.0f} tok/s |\n", permille,
+                         speed(fast, cut, GemmMath::bf16, 1, 8192, chunks, permille),
+                         speed(fast, cut, GemmMath::bf16, 1, 32768, layers, permille),
+                         speed(published_machine(), published_model(), GemmMath::fp16, 4, 8192, slices, permille));
+  return table;
+}
+
 }  // namespace
 
 TEST_CASE("the_tables_of_docs_simulation" * doctest::skip()) {
@@ -197,4 +229,7 @@ TEST_CASE("the_tables_of_docs_simulation" * doctest::skip()) {
       "|\n|---|---:|---:|---:|---:|---|\n";
   for (const TableRow& row : rows) table += table_line(row);
   MESSAGE(table);
+  MESSAGE(share_table());
 }
+
+}  // namespace offload::simulator_test

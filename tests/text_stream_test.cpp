@@ -10,7 +10,7 @@
 #include "core/tokenizer.h"
 #include "core/unicode.h"
 
-using namespace offload;
+namespace offload::text_stream_test {
 
 namespace {
 
@@ -182,3 +182,5 @@ TEST_CASE("stop_matcher_holds_back_no_more_than_a_possible_start") {
 TEST_CASE("an_empty_stop_string_is_refused") {
   CHECK_THROWS_WITH_AS(StopMatcher({"a", ""}), doctest::Contains("empty"), Error);
 }
+
+}  // namespace offload::text_stream_test

@@ -12,7 +12,7 @@
 #include "core/json.h"
 #include "model_runner.h"
 
-using namespace offload;
+namespace offload::tiny_golden_test {
 
 namespace {
 
@@ -154,3 +154,5 @@ TEST_CASE("the_variants_tell_apart_what_they_are_meant_to") {
     CHECK(deviation(changed.path(), Reference(each.variant), {SIZE_MAX}) >= kSeen);
   }
 }
+
+}  // namespace offload::tiny_golden_test

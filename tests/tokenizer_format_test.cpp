@@ -12,7 +12,7 @@
 #include "core/tokenizer.h"
 #include "core/unicode.h"
 
-using namespace offload;
+namespace offload::tokenizer_format_test {
 using Ids = std::vector<int32_t>;
 
 namespace {
@@ -425,3 +425,5 @@ TEST_CASE("tokens_beyond_the_rows_of_a_model_are_refused_unless_added") {
   json["added_tokens"].push_back({{"id", end + 5000}, {"content", "<far>"}, {"special", true}});
   parse(json).require_rows(end, "tokenizer.json");
 }
+
+}  // namespace offload::tokenizer_format_test

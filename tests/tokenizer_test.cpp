@@ -16,7 +16,7 @@
 #include "core/json.h"
 #include "core/unicode.h"
 
-using namespace offload;
+namespace offload::tokenizer_test {
 using Ids = std::vector<int32_t>;
 
 namespace {
@@ -462,3 +462,5 @@ TEST_CASE("the_word_cache_changes_nothing") {
   }
   CHECK(tiny.encode(text) == expected);
 }
+
+}  // namespace offload::tokenizer_test

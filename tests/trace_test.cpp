@@ -9,35 +9,12 @@
 #include <new>
 
 #include "core/json.h"
+#include "counted_heap.h"
 #include "offload/simulator.h"
 #include "simulation_cases.h"
 #include "trace_checks.h"
 
-using namespace offload;
-
-namespace {
-
-int64_t allocations = 0;
-
-}  // namespace
-
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  ++allocations;
-  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
-  throw std::bad_alloc();
-}
-// stable_sort's; else it would be taken from the system's and given back to ours.
-[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
-  ++allocations;
-  return std::malloc(bytes > 0 ? bytes : 1);
-}
-// Not inlined: GCC would see free() beside a new expression and call it a mismatch.
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
+namespace offload::trace_test {
 
 namespace {
 
@@ -139,14 +116,14 @@ TEST_CASE("an_open_event_stays_where_it_is_and_without_an_end_out_of_the_file") 
 
 TEST_CASE("recording_allocates_nothing") {
   TraceBuffer buffer({{"p", "t"}}, 100);
-  const int64_t before = allocations;
+  const int64_t before = heap_allocations();
   for (int i = 0; i < 200; ++i) {
     buffer.complete(0, "x", i, i + 1, {.layer = i});
     buffer.counter(0, "c", i, i);
     static_cast<void>(buffer.open(0));
   }
   buffer.clear();
-  CHECK(allocations == before);
+  CHECK(heap_allocations() == before);
   CHECK(buffer.events() == 0);
 }
 
@@ -171,3 +148,5 @@ TEST_CASE("a_simulation_fills_its_lanes_monotone_and_to_the_reported_length") {
   CHECK(end == result.decode.ns);
   CHECK(copied == result.decode.copied_bytes);
 }
+
+}  // namespace offload::trace_test

@@ -7,6 +7,10 @@
 namespace offload {
 namespace {
 
+// Copies of a plan that are issued ahead of the run whose turn it is: enough to keep a link busy while the host issues
+// runs, few enough that the host never waits for room in the copy lane's queue while runs could be issued.
+constexpr int64_t kCopiesAhead = 32;
+
 uint64_t mixed_in(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 0x100000001B3u + (hash >> 47);
 }
@@ -46,6 +50,7 @@ ExpertExecutor::ExpertExecutor(Backend& backend, Ops* host_ops, const Residency&
                                                          .off_slab_rows_max = kCanonicalRowsMax});
   filling_.reserve(static_cast<size_t>(options_.slots));
   awaited_.reserve(static_cast<size_t>(experts));
+  planned_.reserve(static_cast<size_t>(options_.slots));
   if (options_.host_permille == 0) return;
   OFL_ASSERT(host_ops != nullptr);
   host_.emplace(*host_ops);
@@ -70,6 +75,7 @@ void ExpertExecutor::run(const RoutedExperts& step) {
   out_rows_.resize(slots);
   present_.resize(slots);
   if (backend_.ops().planning()) return plan(step);
+  issue_lookahead();
   if (runs_on_device_) return run_on_device(step);
 
   std::optional<HostSpan> wait(std::in_place, trace_, "wait_routing",
@@ -100,6 +106,7 @@ bool ExpertExecutor::could_run_on_device() const {
 }
 
 void ExpertExecutor::begin_step(Phase phase, bool all_could_run_on_device) {
+  issue_lookahead();
   phase_ = phase;
   runs_on_device_ = all_could_run_on_device && could_run_on_device();
   if (runs_on_device_ && !directory_) upload_directory();
@@ -176,6 +183,16 @@ void ExpertExecutor::issue_copy(std::string_view name, ExpertKey key, int64_t sl
   ++copies_;
 }
 
+// In prefill this happens when the ops up to the next routing have been issued: the host may have to wait for room in
+// the copy lane's queue, and the compute lane has work then.
+void ExpertExecutor::issue_lookahead() {
+  for (const PlannedCopy& ahead : planned_) {
+    issue_copy("look_ahead", ahead.key, ahead.slot);
+    filling_.push_back(ahead);
+  }
+  planned_.clear();
+}
+
 // For the first `count` copies of look-ahead that nobody has waited for. The copy lane keeps their order, so the
 // compute lane waits for the last of them.
 void ExpertExecutor::wait_for_lookahead(size_t count) {
@@ -218,10 +235,10 @@ void ExpertExecutor::add_run(int32_t layer, const PlannedRun& run) {
   }
 }
 
-// Carries out the policy's plan. Copies are issued as early as the plan allows: as soon as the run that reads their
-// slot last has been issued; a run waits for its own copy alone. What read a slot in earlier plans is done: this
-// layer's routing came from behind it on the compute lane. The host computes its share when the device has all of its
-// own to do.
+// Carries out the policy's plan. Copies are issued as early as the plan allows, as soon as the run that reads their
+// slot last has been issued, but for kCopiesAhead; a run waits for its own copy alone. What read a slot in earlier plans
+// is done: this layer's routing came from behind it on the compute lane. The host computes its share when the device has
+// all of its own to do.
 void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
   const auto layer = static_cast<int32_t>(step.layer);
   const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0), step.visits_left};
@@ -233,9 +250,13 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
 
   const auto count = static_cast<int64_t>(plan.runs.size());
   const auto run_at = [&](int64_t i) -> const PlannedRun& { return plan.runs[static_cast<size_t>(i)]; };
+  const int64_t first_copy =
+      std::find_if(plan.runs.begin(), plan.runs.end(), [](const PlannedRun& run) { return run.copy_first; }) -
+      plan.runs.begin();
   int64_t copies_issued_to = 0;  // runs below this index have had their copy issued
   const auto issue_copies = [&](int64_t runs_issued) {
-    for (; copies_issued_to < count; ++copies_issued_to) {
+    const int64_t end = std::min(count, std::max(runs_issued, first_copy) + kCopiesAhead);
+    for (; copies_issued_to < end; ++copies_issued_to) {
       const PlannedRun& run = run_at(copies_issued_to);
       if (run.copy_first && run.after_run >= runs_issued) return;
       if (run.after_run >= 0) backend_.copy_lane().wait(read_event(run.slot));
@@ -256,10 +277,8 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
     for (int64_t r = begin; r < i; ++r)
       if (awaited_[static_cast<size_t>(r)]) backend_.compute_lane().record(read_event(run_at(r).slot));
   }
-  for (const PlannedCopy& ahead : plan.lookahead) {
-    issue_copy("look_ahead", ahead.key, ahead.slot);
-    filling_.push_back(ahead);
-  }
+  planned_.assign(plan.lookahead.begin(), plan.lookahead.end());
+  if (phase_ == Phase::decode) issue_lookahead();
   if (host_runs_.empty()) return;
   runs_done_ += static_cast<int64_t>(host_runs_.size());
   host_runs_done_ += static_cast<int64_t>(host_runs_.size());

@@ -100,6 +100,7 @@ class ExpertExecutor final : public ExpertRunner {
   ExpertRun run_of(const std::byte* block, int64_t expert) const;
   SwigluExpertsArgs args_of(const RoutedExperts& step, std::span<const ExpertRun> runs) const;
   void compute(const RoutedExperts& step, std::span<const ExpertRun> runs);
+  void issue_lookahead();
   void wait_for_lookahead(size_t count);
   bool is_under_way(const PlannedCopy& ahead) const;
   size_t lookahead_of(int32_t layer) const;
@@ -123,6 +124,7 @@ class ExpertExecutor final : public ExpertRunner {
   bool runs_on_device_ = false;   // in this step
   Tensor slab_;
   Tensor directory_;                  // I32 [layers, experts] on the device: the slot of each expert, once all have one
+  std::vector<PlannedCopy> planned_;  // look-ahead that is not issued yet
   std::vector<PlannedCopy> filling_;  // look-ahead that no run has waited for yet, in the order of the copy lane
 
   std::vector<int32_t> ids_;     // [rows, K] on the host

@@ -60,6 +60,8 @@ const PolicyOptions& checked(const PolicyOptions& options) {
                "zero_copy_permille", options.zero_copy_permille, "0 to 1000, with host_permille at most 1000 in all");
   check_option(options.prefill_stream_permille >= 0 && options.prefill_stream_permille <= 1000,
                "prefill_stream_permille", options.prefill_stream_permille, "0 to 1000");
+  check_option(options.group_stream_permille >= 0 && options.group_stream_permille <= 1000, "group_stream_permille",
+               options.group_stream_permille, "0 to 1000");
   return options;
 }
 
@@ -82,6 +84,7 @@ ExpertPolicy::ExpertPolicy(const PolicyOptions& options) : options_(checked(opti
 
 LayerPlan ExpertPolicy::on_routed(int64_t layer, const LayerRouting& routing, Phase phase) {
   OFL_ASSERT(layer >= 0 && layer < options_.shape.layers);
+  is_grouped_ = routing.visits_left > 0 || (layer == layer_ && visits_left_ > 0);
   layer_ = layer;
   visits_left_ = routing.visits_left;
   is_complete_ = free_.empty() && options_.slots == owned() * options_.shape.layers;
@@ -402,7 +405,7 @@ void ExpertPolicy::check() const {
 }
 
 int64_t ExpertPolicy::stream_slots() const {
-  return options_.slots * options_.prefill_stream_permille / 1000;
+  return options_.slots * (is_grouped_ ? options_.group_stream_permille : options_.prefill_stream_permille) / 1000;
 }
 
 }  // namespace offload

@@ -93,9 +93,13 @@ struct PolicyOptions {
   // the missed ones least expected to return, and they are not copied.
   int64_t host_permille = 0, zero_copy_permille = 0;
   int64_t off_slab_rows_max = 8;  // the canonical order of the expert FFN holds up to here
-  // Share of the slots that prefill may turn over, in 1/1000: its layers and their look-ahead stream through these. A
-  // layer that returns for another chunk may turn over all: what it keeps is needed again at once.
-  int64_t prefill_stream_permille = 500;
+  // Share of the slots that prefill may turn over, in 1/1000: its layers and their look-ahead stream through these.
+  // What is staged for a layer need only keep the link busy until that layer is routed; every slot beyond costs
+  // residents.
+  int64_t prefill_stream_permille = 200;
+  // The same while a layer is visited by chunk after chunk: the next one should be there when its turn comes. The layer
+  // itself may turn over all: what it keeps is needed again at once. docs/simulation.md has both shares tried.
+  int64_t group_stream_permille = 500;
 };
 
 struct PolicyCounts {
@@ -173,6 +177,7 @@ class ExpertPolicy {
   PolicyCounts counts_[2];
   int64_t layer_ = 0, plan_ = 0, uses_ = 0;
   int64_t visits_left_ = 0;                   // of the current plan's routing
+  bool is_grouped_ = false;                   // its layer is visited by several chunks in turn
   bool is_complete_ = false;                  // every expert of this rank has a slot, for good
   int64_t host_due_ = 0, zero_copy_due_ = 0;  // in 1/1000 of a run
   std::vector<int32_t> slot_of_;              // [layers, experts] -> slot or -1
