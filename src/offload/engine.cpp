@@ -286,7 +286,7 @@ void Engine::feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows
     run_ranks([&](int rank) {
       const auto r = static_cast<size_t>(rank);
       ranks_[r]->forward(sequence.ranks_[r], tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(size)),
-                         phase, rank == 0 ? tap : Model::LayerTap{});
+                         phase, begin + size < count, rank == 0 ? tap : Model::LayerTap{});
     });
     last_row_ = size - 1;
     if (rows == LogitRows::all) emit_logits(0, size, begin, sink);

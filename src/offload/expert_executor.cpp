@@ -105,10 +105,11 @@ bool ExpertExecutor::could_run_on_device() const {
   return options_.routes_on_device && cache_ != nullptr && policy_->is_complete() && recorder_ == nullptr;
 }
 
-void ExpertExecutor::begin_step(Phase phase, bool all_could_run_on_device) {
+void ExpertExecutor::begin_step(const StepStart& start) {
   issue_lookahead();
-  phase_ = phase;
-  runs_on_device_ = all_could_run_on_device && could_run_on_device();
+  phase_ = start.phase;
+  continues_ = start.continues;
+  runs_on_device_ = start.all_could_run_on_device && could_run_on_device();
   if (runs_on_device_ && !directory_) upload_directory();
 }
 
@@ -236,12 +237,13 @@ void ExpertExecutor::add_run(int32_t layer, const PlannedRun& run) {
 }
 
 // Carries out the policy's plan. Copies are issued as early as the plan allows, as soon as the run that reads their
-// slot last has been issued, but for kCopiesAhead; a run waits for its own copy alone. What read a slot in earlier plans
-// is done: this layer's routing came from behind it on the compute lane. The host computes its share when the device has
-// all of its own to do.
+// slot last has been issued, but for kCopiesAhead; a run waits for its own copy alone. What read a slot in earlier
+// plans is done: this layer's routing came from behind it on the compute lane. The host computes its share when the
+// device has all of its own to do.
 void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
   const auto layer = static_cast<int32_t>(step.layer);
-  const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0), step.visits_left};
+  const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0), step.visits_left,
+                             continues_};
   const LayerPlan plan = policy_->on_routed(step.layer, routing, phase_);
   // Before anything is issued on the compute lane, which the download waits for.
   const auto on_host = [](const PlannedRun& run) { return run.where == RunWhere::host; };

@@ -66,9 +66,13 @@ class ExpertExecutor final : public ExpertRunner {
   // Whether nothing will be copied or evicted any more, so that the host need not see a step's routing.
   bool could_run_on_device() const;
 
-  // A step begins; says which rules the policy goes by, and whether all ranks could run on the device when the step
-  // before ended. REQUIRES: at most kCanonicalRowsMax rows of decode.
-  void begin_step(Phase phase, bool all_could_run_on_device);
+  struct StepStart {
+    Phase phase = Phase::decode;           // which rules the policy goes by
+    bool continues = false;                // another step of the same prompt comes next
+    bool all_could_run_on_device = false;  // all ranks, when the step before ended
+  };
+  // REQUIRES: at most kCanonicalRowsMax rows of decode.
+  void begin_step(const StepStart& start);
 
   void run(const RoutedExperts& step) override;
   bool runs_on_device() const override { return runs_on_device_; }
@@ -115,6 +119,7 @@ class ExpertExecutor final : public ExpertRunner {
   ExpertCacheOptions options_;
   int64_t slot_bytes_;
   Phase phase_ = Phase::decode;
+  bool continues_ = false;
   std::unique_ptr<ExpertCache> cache_;
   std::unique_ptr<ExpertPolicy> policy_;
   std::optional<HostExperts> host_;

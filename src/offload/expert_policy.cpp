@@ -87,6 +87,7 @@ LayerPlan ExpertPolicy::on_routed(int64_t layer, const LayerRouting& routing, Ph
   is_grouped_ = routing.visits_left > 0 || (layer == layer_ && visits_left_ > 0);
   layer_ = layer;
   visits_left_ = routing.visits_left;
+  continues_ = routing.continues;
   is_complete_ = free_.empty() && options_.slots == owned() * options_.shape.layers;
   ++plan_;
   runs_.clear();
@@ -247,9 +248,11 @@ void ExpertPolicy::rank_layer(int64_t layer) {
 void ExpertPolicy::plan_lookahead(Phase phase) {
   if (options_.lookahead_layers == 0 || options_.shape.layers == 1) return;
   if (phase == Phase::decode) return look_ahead_in_decode();
+  // Behind the end of a prompt no expert of a chunk is wanted: decode would wait for copies that it does not need.
+  const int64_t layers_left = continues_ ? options_.shape.layers - 1 : options_.shape.layers - 1 - layer_;
   // A layer that returns gets a slot for each of its experts first.
   int64_t room = options_.slots - (returns() ? owned() : 0);
-  for (int64_t ahead = 1; ahead <= std::min<int64_t>(options_.lookahead_layers, options_.shape.layers - 1); ++ahead)
+  for (int64_t ahead = 1; ahead <= std::min<int64_t>(options_.lookahead_layers, layers_left); ++ahead)
     room = look_ahead_in_prefill((layer_ + ahead) % options_.shape.layers,
                                  stream_slots() / (options_.lookahead_layers + 1), room);
 }

@@ -56,6 +56,7 @@ struct LayerRouting {
   std::span<const ActiveExpert> active;  // distinct, of all ranks, in any order
   int64_t rows = 0;
   int64_t visits_left = 0;  // routings of the same layer that come next: other chunks of a prompt
+  bool continues = false;   // behind the last layer comes the first one again, with more of the prompt
 };
 
 // Distinct active experts of ids [rows, top_k], by ascending id. Owns the buffers; allocates at construction only.
@@ -177,6 +178,7 @@ class ExpertPolicy {
   PolicyCounts counts_[2];
   int64_t layer_ = 0, plan_ = 0, uses_ = 0;
   int64_t visits_left_ = 0;                   // of the current plan's routing
+  bool continues_ = false;                    // see LayerRouting
   bool is_grouped_ = false;                   // its layer is visited by several chunks in turn
   bool is_complete_ = false;                  // every expert of this rank has a slot, for good
   int64_t host_due_ = 0, zero_copy_due_ = 0;  // in 1/1000 of a run

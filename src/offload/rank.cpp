@@ -118,11 +118,11 @@ void RankContext::plan_step(Model& model, SequenceState& sequence, Arena& arena,
   step.ops(ArgmaxArgs{.x = logits.narrow(0, 0, 1), .ids = arena.take(DType::i32, {1})});
 }
 
-void RankContext::forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase,
+void RankContext::forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase, bool continues,
                           const Model::LayerTap& tap) {
   const auto rows = static_cast<int64_t>(tokens.size());
   std::optional<StepSpan> span;
-  executor_.begin_step(phase, all_could_run_on_device_);
+  executor_.begin_step({.phase = phase, .continues = continues, .all_could_run_on_device = all_could_run_on_device_});
   arena_ = Arena(workspace_.data(), arena_bytes_);
   step_.emplace(step_of(sequence, tokens, arena_, sequence.length()));
   if (options_.trace != nullptr)

@@ -72,10 +72,11 @@ class RankContext {
   const StateLayout& layout() const { return layout_; }
   const ExpertExecutor& executor() const { return executor_; }
 
-  // Advances `sequence` by `tokens`, at most a group; logits() may be asked for until the next forward(), while
-  // `sequence` lives. Throws Error{internal} when the ranks were not routed alike or, with RankOptions::verify,
-  // selected other blocks; Aborted when another rank failed.
-  void forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase, const Model::LayerTap& tap);
+  // Advances `sequence` by `tokens`, at most a group; `continues` says that more of the same prompt comes next.
+  // logits() may be asked for until the next forward(), while `sequence` lives. Throws Error{internal} when the ranks
+  // were not routed alike or, with RankOptions::verify, selected other blocks; Aborted when another rank failed.
+  void forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase, bool continues,
+               const Model::LayerTap& tap);
 
   // For rows [begin, begin + count) of the last forward: out[r * stride + v] for v in vocab(). REQUIRES: count <=
   // kLogitTile, rows of one chunk.

@@ -53,6 +53,7 @@ class Run {
     Phase phase;
     int32_t layer;
     int64_t visits_left;  // chunks that go through the same layer next
+    bool continues;       // more of the prompt passes all layers
   };
 
   const StepTimes& times(int64_t rows, int64_t first);
@@ -259,7 +260,7 @@ void Run::carry_out(Rank& rank, const Work& work, const LayerPlan& plan, int64_t
 
 void Run::layer(const Work& work) {
   const LayerTimes& layer = work.times->layers[static_cast<size_t>(work.layer)];
-  const LayerRouting routing{active_.collect(work.ids), work.rows, work.visits_left};
+  const LayerRouting routing{active_.collect(work.ids), work.rows, work.visits_left, work.continues};
   compute_all("mixer", layer.mixer, work.layer);
   all_reduce(work.times->reduce);
   for (Rank& rank : ranks_) {
@@ -275,12 +276,14 @@ void Run::layer(const Work& work) {
 
 Run::Work Run::work(int64_t index, int64_t layer, int64_t begin, int64_t rows, const StepTimes& step_times) const {
   const auto top_k = static_cast<size_t>(trace_.shape().top_k);
-  return {&step_times,
-          trace_.ids(index, layer).subspan(static_cast<size_t>(begin) * top_k, static_cast<size_t>(rows) * top_k),
-          rows,
-          trace_.phase(index),
-          static_cast<int32_t>(layer),
-          false};
+  return {
+      &step_times,
+      trace_.ids(index, layer).subspan(static_cast<size_t>(begin) * top_k, static_cast<size_t>(rows) * top_k),
+      rows,
+      trace_.phase(index),
+      static_cast<int32_t>(layer),
+      0,
+      trace_.phase(index) == Phase::prefill && index + 1 < trace_.steps() && trace_.phase(index + 1) == Phase::prefill};
 }
 
 // The step's rows in chunks; by layers over all chunks, or by chunks over all layers. Either way a chunk comes after
@@ -302,7 +305,11 @@ void Run::prefill(int64_t index) {
   } else {
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       compute_all("embed", chunk_times(begin).prologue, -1);
-      for (int64_t l = 0; l < layers; ++l) layer(work(index, l, begin, chunk_rows(begin), chunk_times(begin)));
+      for (int64_t l = 0; l < layers; ++l) {
+        Work of_chunk = work(index, l, begin, chunk_rows(begin), chunk_times(begin));
+        of_chunk.continues |= begin + chunk < rows;
+        layer(of_chunk);
+      }
     }
   }
   const StepTimes& last = chunk_times((rows - 1) / chunk * chunk);
