@@ -130,10 +130,15 @@ class ExpertPolicy {
   const PolicyCounts& counts(Phase phase) const { return counts_[phase == Phase::decode ? 1 : 0]; }
 
  private:
-  // A resident of a layer that may be evicted. The layer's list ends with the next to go.
+  // A resident of a layer that may be evicted. The layer's list is a heap with the next to go in front.
   struct Ranked {
     double delay;  // adaptive: expected visits of its layer until it is needed, the next one being 0
     int32_t slot;
+  };
+  struct IsNeededBefore {
+    bool operator()(const Ranked& a, const Ranked& b) const {
+      return a.delay != b.delay ? a.delay < b.delay : a.slot < b.slot;
+    }
   };
   struct Slot {
     ExpertKey key;
@@ -150,7 +155,6 @@ class ExpertPolicy {
 
   size_t index(ExpertKey key) const { return static_cast<size_t>(key.layer * options_.shape.experts + key.expert); }
   Slot& slot(int32_t s) { return slots_[static_cast<size_t>(s)]; }
-  static bool is_needed_before(const Ranked& a, const Ranked& b);
   static bool is_candidate_before(const Candidate& a, const Candidate& b);
   Ranked ranked_now(int32_t s);
   double delay(ExpertKey key) const;
