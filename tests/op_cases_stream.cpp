@@ -79,8 +79,9 @@ void append_hyper_read(std::vector<OpCase>& cases, DType a, DType w, DType logit
 
 void append_hyper_reads(std::vector<OpCase>& cases) {
   const HyperShape shapes[] = {{1, 4, 2560, 320, 0, true}, {1, 4, 2560, 320, 0, false}, {1, 4, 80, 24, 8, true},
-                               {1, 4, 74, 26, 0, true},    {1, 4, 1, 1, 0, true},       {1, 2, 128, 16, 0, true},
-                               {3, 4, 64, 40, 3, true},    {8, 3, 37, 9, 0, true},      {0, 4, 64, 8, 0, true}};
+                               {1, 4, 1032, 40, 8, true},  {1, 4, 74, 26, 0, true},     {1, 4, 1, 1, 0, true},
+                               {1, 2, 128, 16, 0, true},   {3, 4, 64, 40, 3, true},     {8, 3, 37, 9, 0, true},
+                               {0, 4, 64, 8, 0, true}};
   for (const DType a : kActivations)
     for (const DType w : kActivations)
       for (const DType logits : kActivations)

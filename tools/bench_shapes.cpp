@@ -13,7 +13,7 @@ constexpr int64_t kHeads = 24, kKvHeads = 2, kHeadDim = 256, kIndexHeads = 4, kI
 constexpr int64_t kLowRank = 320, kVocabulary = 248320;
 constexpr int64_t kKeyHeads = 16, kValueHeads = 48, kDeltaDim = 128;
 constexpr int64_t kQkvColumns = (2 * kKeyHeads + kValueHeads) * kDeltaDim;
-constexpr int64_t kPromptRows = 512;
+constexpr int64_t kPromptRows = 512, kLongPromptRows = 8192;
 constexpr DType kBf16 = DType::bf16, kF32 = DType::f32;
 
 // Uniform numbers of variance 1 / columns, as dummy weights are.
@@ -21,8 +21,13 @@ Tensor weights(BenchMemory& memory, int64_t rows, int64_t columns) {
   return memory.numbers(kBf16, {rows, columns}, std::sqrt(3.0f / static_cast<float>(columns)));
 }
 
+// Cases of a long prompt have a group of their own: a CPU takes minutes for them.
+std::string_view group_of(int64_t rows) {
+  return rows >= kLongPromptRows ? "prompt" : "published";
+}
+
 void add_linear(std::vector<BenchCase>& cases, int64_t rows, int64_t columns, bool rotates, int64_t k = kHidden) {
-  cases.push_back({"linear", fmt::format("published/linear/m={},n={},k={}", rows, columns, k),
+  cases.push_back({"linear", fmt::format("{}/linear/m={},n={},k={}", group_of(rows), rows, columns, k),
                    [=](BenchMemory& memory) -> PreparedBench {
                      const int64_t sets = rotates ? 1 + kRotateBytes / (columns * k * 2) : 1;
                      const Tensor x = memory.numbers(kBf16, {rows, k});
@@ -38,7 +43,7 @@ void add_linear(std::vector<BenchCase>& cases, int64_t rows, int64_t columns, bo
 // `runs` experts of `rows` rows each.
 void add_experts(std::vector<BenchCase>& cases, int64_t runs, int64_t rows, bool rotates) {
   cases.push_back(
-      {"swiglu_experts", fmt::format("published/swiglu_experts/experts={},rows={}", runs, rows),
+      {"swiglu_experts", fmt::format("{}/swiglu_experts/experts={},rows={}", group_of(runs * rows), runs, rows),
        [=](BenchMemory& memory) -> PreparedBench {
          constexpr int64_t kElements = 3 * kIntermediate * kHidden;  // gate, up, down of one expert
          const int64_t sets = rotates ? 1 + kRotateBytes / (runs * kElements * 2) : 1;
@@ -250,6 +255,9 @@ std::vector<BenchCase> published_shapes() {
   add_linear(cases, 1, kHidden, true, kIntermediate);
   add_linear(cases, 1, kVocabulary, false);
   for (const int64_t columns : {1280, 2560, 6144, 10240, 12288}) add_linear(cases, kPromptRows, columns, false);
+  for (const int64_t columns : {2560, 10240, 16480}) add_linear(cases, kLongPromptRows, columns, false);
+  add_linear(cases, kLongPromptRows, kHidden, false, kValueHeads * kDeltaDim);
+  add_experts(cases, kExperts / 4, kLongPromptRows * kTopK / kExperts, false);
   add_experts(cases, 4, 160, false);
   add_experts(cases, 16, 10, false);  // what 512 tokens give each of 512 experts
   add_gated_delta(cases, 1, 0);

@@ -25,6 +25,7 @@ struct AttentionMmaTile {
   static constexpr int kWeightStride = kPositions + 16;      // BF16; rows 32 bytes apart in the banks
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kBlocks = kMTiles == 1 ? 512 / kN : 1;  // per multiprocessor
+  static_assert(kThreads >= kPositions);
 };
 
 template <int kN, int kMTiles>
@@ -34,7 +35,7 @@ struct AttentionMmaShared {
   alignas(16) float scores[Tile::kPairs][Tile::kScoreStride];
   alignas(16) bf16 high[Tile::kPairs][Tile::kWeightStride];  // the weights, and what rounding to BF16 left of them
   alignas(16) bf16 low[Tile::kPairs][Tile::kWeightStride];
-  int positions[2][Tile::kPositions];  // of this tile and the next, -1 behind the end
+  int positions[2][Tile::kPositions];  // of this tile, then of the one after the next, and of the next; -1: none
   AttentionState<Tile::kPairs> state;
 };
 
@@ -52,10 +53,14 @@ class AttentionMma {
         g_(static_cast<int>(threadIdx.x) % kWarp / 4),
         t_(static_cast<int>(threadIdx.x) % 4) {}
 
+  // The chain of loads of a tile, positions and then keys and values, starts two tiles ahead: positions of the third
+  // tile are under way in a register while the second's keys are loaded and the first is worked on.
   __device__ void run() {
     load_queries();
     s_.state.start(a_, share_);
-    list_positions(share_.begin, 0);
+    list(position_at(share_.begin), 0);
+    list(position_at(share_.begin + Tile::kPositions), 1);
+    int ahead = position_at(share_.begin + 2 * Tile::kPositions);
     __syncthreads();
     uint4 keys[Tile::kKeyTiles][Tile::kPieces];
     uint2 values[Tile::kSteps][4];
@@ -66,8 +71,10 @@ class AttentionMma {
     for (int first = share_.begin; first < share_.end; first += Tile::kPositions, buffer ^= 1) {
       if (weighs) load_values(s_.positions[buffer], values);
       score(keys);
-      __syncthreads();
-      list_positions(first + Tile::kPositions, buffer ^ 1);
+      load_keys(s_.positions[buffer ^ 1], keys);
+      __syncthreads();  // the scores are complete, and this tile's positions are no longer needed
+      list(ahead, buffer);
+      ahead = position_at(first + 3 * Tile::kPositions);
       s_.state.template softmax<bf16, Tile::kPositions / kWarp>(
           a_, first, min(first + Tile::kPositions, share_.end), [&](int m, int i) { return s_.scores[m][i]; },
           [&](int m, int i, float weight) {
@@ -76,7 +83,6 @@ class AttentionMma {
             s_.low[m][i] = round_to_bf16(weight - widen(high));
           });
       __syncthreads();
-      if (first + Tile::kPositions < share_.end) load_keys(s_.positions[buffer ^ 1], keys);
       if (weighs) weigh(values, sums);
     }
     store_statistics(a_, share_, s_.state);
@@ -92,9 +98,13 @@ class AttentionMma {
     }
   }
 
-  __device__ void list_positions(int first, int buffer) const {
-    for (int i = static_cast<int>(threadIdx.x); i < Tile::kPositions; i += Tile::kThreads)
-      s_.positions[buffer][i] = share_.position(a_, first + i);
+  // This thread's entry of the tile that starts at `first`, -1 behind the end and for threads that have none.
+  __device__ int position_at(int first) const {
+    const int i = static_cast<int>(threadIdx.x);
+    return i < Tile::kPositions ? share_.position(a_, first + i) : -1;
+  }
+  __device__ void list(int position, int buffer) const {
+    if (threadIdx.x < Tile::kPositions) s_.positions[buffer][threadIdx.x] = position;
   }
 
   // Lane (g, t): dimensions 32 j + 8 t .. + 7 of position g of each key tile, which are its words of two steps of 16.

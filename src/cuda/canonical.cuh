@@ -8,6 +8,8 @@
 #ifndef OFFLOAD_CUDA_CANONICAL_CUH_
 #define OFFLOAD_CUDA_CANONICAL_CUH_
 
+#include <algorithm>
+
 #include "cuda/kernel.cuh"
 
 namespace offload::cuda {
@@ -109,44 +111,71 @@ __device__ inline void stage_row(const T* x, int k, T* staged) {
   __syncthreads();
 }
 
-// The canonical sums of kStreams rows of w [k] and one row of x, by the eight lanes of a group. Two batches of kDepth
-// blocks take turns: one is under way while the other is added. REQUIRES: as for Eight's kVector.
+// Which rows of kStreams matrices [rows, k] a group of eight lanes sums one after another: `first`, then every step-th.
+// Those behind the last are the last again.
+template <int kStreams, typename TW>
+struct RowTurns {
+  const TW* w[kStreams];
+  int rows, first, step, turns;
+};
+
+// The canonical sums of rows of w [k] and one row of x, by the eight lanes of a group. Two batches of kDepth blocks
+// take turns, across the ends of rows too: one is under way while the other is added. REQUIRES: as for Eight's kVector.
 template <int kStreams, int kDepth, typename TX, typename TW>
 class RowSums {
  public:
   // Starts reading w.
-  __device__ RowSums(const TW* const (&w)[kStreams], int k) : k_(k), lane_(static_cast<int>(threadIdx.x) % kRowLanes) {
-#pragma unroll
-    for (int s = 0; s < kStreams; ++s) w_[s] = w[s];
-    load(first_, 0);
-    load(second_, kStep);
+  __device__ RowSums(const RowTurns<kStreams, TW>& rows, int k)
+      : rows_(rows), k_(k), lane_(static_cast<int>(threadIdx.x) % kRowLanes) {
+    point_at(0);
+    load(first_);
+    load(second_);
   }
 
-  // The sums, on all eight lanes. x lies in shared memory.
-  __device__ void finish(const TX* x, float (&sums)[kStreams]) {
-    for (int begin = 0; begin < k_;) {
-      add(first_, x, begin);
-      load(first_, begin + 2 * kStep);
-      if ((begin += kStep) >= k_) break;
-      add(second_, x, begin);
-      load(second_, begin + 2 * kStep);
-      begin += kStep;
-    }
+  // Calls function(row, sums) for every turn, on all eight lanes; row may lie behind the last. x lies in shared memory.
+  template <typename Function>
+  __device__ void finish(const TX* x, const Function& function) {
+    int begin = 0, turn = 0;
+    const auto go_on = [&](Batch& batch) {
+      add(batch, x, begin);
+      load(batch);
+      if ((begin += kStep) < k_) return true;
+      begin = 0;
+      float sums[kStreams];
 #pragma unroll
-    for (int s = 0; s < kStreams; ++s) sums[s] = fold_lanes(acc_[s]);
+      for (int s = 0; s < kStreams; ++s) {
+        sums[s] = fold_lanes(acc_[s]);
+#pragma unroll
+        for (float& acc : acc_[s]) acc = 0;
+      }
+      function(rows_.first + turn * rows_.step, sums);
+      return ++turn < rows_.turns;
+    };
+    while (go_on(first_) && go_on(second_)) {
+    }
   }
 
  private:
   static constexpr int kBlock = static_cast<int>(kCanonicalBlock), kStep = kDepth * kBlock;
   using Batch = Eight<true, TW>[kDepth][kStreams];
 
-  __device__ void load(Batch& batch, int begin) {
+  __device__ void point_at(int turn) {
+    const int row = min(rows_.first + turn * rows_.step, rows_.rows - 1);
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) from_[s] = rows_.w[s] + int64_t{row} * k_ + 8 * lane_;
+  }
+  // The next batch of all.
+  __device__ void load(Batch& batch) {
+    if (load_turn_ >= rows_.turns) return;
 #pragma unroll
     for (int u = 0; u < kDepth; ++u) {
-      if (begin + u * kBlock >= k_) break;
+      if (load_begin_ + u * kBlock >= k_) break;
 #pragma unroll
-      for (int s = 0; s < kStreams; ++s) batch[u][s].load(w_[s], begin + u * kBlock + 8 * lane_, k_);
+      for (int s = 0; s < kStreams; ++s) batch[u][s].load(from_[s], load_begin_ + u * kBlock, k_ - 8 * lane_);
     }
+    if ((load_begin_ += kStep) < k_) return;
+    load_begin_ = 0;
+    point_at(++load_turn_);
   }
   __device__ void add(const Batch& batch, const TX* x, int begin) {
 #pragma unroll
@@ -162,8 +191,9 @@ class RowSums {
     }
   }
 
-  const TW* w_[kStreams];
-  int k_, lane_;
+  RowTurns<kStreams, TW> rows_;
+  int k_, lane_, load_begin_ = 0, load_turn_ = 0;
+  const TW* from_[kStreams];
   Batch first_, second_;
   float acc_[kStreams][4] = {};
 };
@@ -182,10 +212,24 @@ inline constexpr int kNarrowRound = kLoads* kWarp * 8;
 template <int kLoads>
 inline constexpr int64_t kNarrowWarpBytes = int64_t{kNarrowRound<kLoads>} * 2;
 
+// In shared memory rows are kept as words of two elements that go to one accumulator: of each eight elements i and i +
+// 4 share a word. Accumulator i of block b then finds its two in word 32 b + i.
+__device__ inline uint4 in_pairs(const uint4& eight) {
+  constexpr unsigned kLows = 0x5410, kHighs = 0x7632;
+  return {__byte_perm(eight.x, eight.z, kLows), __byte_perm(eight.x, eight.z, kHighs),
+          __byte_perm(eight.y, eight.w, kLows), __byte_perm(eight.y, eight.w, kHighs)};
+}
+
+// acc + the two products of a block's pair of x and of w, in order.
+__device__ inline float add_pair(uint32_t x, uint32_t w, float acc) {
+  acc = fmaf(__uint_as_float(x << 16), __uint_as_float(w << 16), acc);
+  return fmaf(__uint_as_float(x & 0xffff0000u), __uint_as_float(w & 0xffff0000u), acc);
+}
+
 // The canonical sum of one row of w [k] and x [k] by a whole warp: every lane reads w, and through shared memory lane i
-// gets what goes to accumulator i. `prepare` makes x, zeros up to the next multiple of 64, ready in shared memory; it
-// is called once, when the first round is under way. `own`: kNarrowRound elements of shared memory of this warp.
-// REQUIRES: as for Eight's kVector.
+// gets what goes to accumulator i. `prepare` makes x, in pairs and zeros up to the next multiple of 64, ready in shared
+// memory; it is called once, when the first round is under way. `own`: kNarrowRound elements of shared memory of this
+// warp. REQUIRES: as for Eight's kVector.
 template <int kLoads, typename Prepare>
 __device__ inline float narrow_sum(const bf16* w, int k, const bf16* x, bf16* own, const Prepare& prepare) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -200,32 +244,30 @@ __device__ inline float narrow_sum(const bf16* w, int k, const bf16* x, bf16* ow
   };
   fetch(0);
   prepare();
-  const int mine = lane / 4 * 8 + lane % 4;  // the first of the two elements of a block that go to accumulator `lane`
   float acc = 0;
   for (int begin = 0; begin < k; begin += kRound) {
 #pragma unroll
-    for (int u = 0; u < kLoads; ++u) reinterpret_cast<uint4*>(own)[u * kWarp + lane] = under_way[u];
+    for (int u = 0; u < kLoads; ++u) reinterpret_cast<uint4*>(own)[u * kWarp + lane] = in_pairs(under_way[u]);
     __syncwarp();
     fetch(begin + kRound);
     const int count = min(k - begin, kRound);
+    const auto* xs = reinterpret_cast<const uint32_t*>(x + begin) + lane;
+    const auto* ws = reinterpret_cast<const uint32_t*>(own) + lane;
 #pragma unroll 8
-    for (int block = 0; block < count; block += static_cast<int>(kCanonicalBlock)) {
-      const int at = block + mine;
-      acc = fmaf(widen(x[begin + at]), widen(own[at]), acc);
-      acc = fmaf(widen(x[begin + at + 4]), widen(own[at + 4]), acc);
-    }
+    for (int block = 0; block < count; block += static_cast<int>(kCanonicalBlock))
+      acc = add_pair(xs[block / 2], ws[block / 2], acc);
     __syncwarp();
   }
-#pragma unroll
-  for (int width = kWarp / 2; width > 0; width /= 2) acc += __shfl_xor_sync(kAllLanes, acc, width);
-  return acc;
+  return warp_sum(acc);  // the canonical order of 32 accumulators, too
 }
 
-// For narrow_sum(): copies x [k] into shared memory, zeros behind it, and waits. All threads of the block call.
+// For narrow_sum(): copies x [k] into shared memory in pairs, zeros behind it, and waits. All threads of the block
+// call.
 __device__ inline void stage_narrow_row(const bf16* x, int k, bf16* staged) {
   const int padded = (k + static_cast<int>(kCanonicalBlock) - 1) / static_cast<int>(kCanonicalBlock) * 8;
   for (int i = static_cast<int>(threadIdx.x); i < padded; i += static_cast<int>(blockDim.x))
-    reinterpret_cast<uint4*>(staged)[i] = 8 * i < k ? reinterpret_cast<const uint4*>(x)[i] : uint4{0, 0, 0, 0};
+    reinterpret_cast<uint4*>(staged)[i] =
+        8 * i < k ? in_pairs(reinterpret_cast<const uint4*>(x)[i]) : uint4{0, 0, 0, 0};
   __syncthreads();
 }
 
@@ -233,6 +275,14 @@ __device__ inline void stage_narrow_row(const bf16* x, int k, bf16* staged) {
 // multiprocessor of a large card.
 inline int canonical_threads(int64_t columns) {
   return columns < 8192 ? kCanonicalThreads / 2 : kCanonicalThreads;
+}
+
+// Turns for RowSums, so that `warps` on a multiprocessor are all that `count` runs over `rows` rows of w need; but not
+// so many that, where there is work for many waves of blocks, the last wave is a long one.
+inline int row_turns(int64_t rows, int64_t count, int warps, int multiprocessors) {
+  constexpr int64_t kTurnsMost = 4;
+  const int64_t all = rows * count * kRowLanes / kWarp, resident = int64_t{warps} * multiprocessors;
+  return static_cast<int>(std::clamp<int64_t>((all + resident - 1) / resident, 1, kTurnsMost));
 }
 
 // Calls function(vector, rows) for several rows, or what RowSums does not take: whether rows are read in 16-byte

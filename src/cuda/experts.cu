@@ -58,19 +58,24 @@ int rows_most(const CanonicalBatch& batch) {
   return most;
 }
 
-void run_canonical(const SwigluExpertsArgs& a, const CanonicalBatch& batch, bool aligned, float* h,
+void run_canonical(const SwigluExpertsArgs& a, const CanonicalBatch& batch, bool aligned, int multiprocessors, float* h,
                    cudaStream_t stream) {
-  const ExpertShapes shapes{.x = a.x, .out = a.out, .intermediate = a.intermediate, .weights = a.weight_dtype};
+  const ExpertShapes shapes{.x = a.x,
+                            .out = a.out,
+                            .intermediate = a.intermediate,
+                            .weights = a.weight_dtype,
+                            .multiprocessors = multiprocessors};
   launch_canonical(batch, batch.runs, rows_most(batch), shapes, a.rounding, aligned, h, stream);
 }
 
 // The runs of up to `rows_canonical` rows, in batches.
-void run_short(const SwigluExpertsArgs& a, int64_t rows_canonical, bool aligned, float* h, cudaStream_t stream) {
+void run_short(const SwigluExpertsArgs& a, int64_t rows_canonical, bool aligned, int multiprocessors, float* h,
+               cudaStream_t stream) {
   const auto rows_max = std::min<int64_t>(static_cast<int64_t>(a.rows.size()), kBatchRows);
   CanonicalBatch batch;
   batch.runs = batch.first[0] = 0;
   const auto flush = [&] {
-    if (batch.runs > 0) run_canonical(a, batch, aligned, h, stream);
+    if (batch.runs > 0) run_canonical(a, batch, aligned, multiprocessors, h, stream);
     batch.runs = 0;
   };
   for (const ExpertRun& run : a.runs) {
@@ -246,7 +251,7 @@ void CudaOps::execute(const SwigluExpertsArgs& a) {
   auto* h = static_cast<float*>(arena.take(DType::f32, {std::min<int64_t>(rows, kBatchRows), a.intermediate}).data());
   const GemmKernel kernel = kernel_of(a, aligned, caps_);
   const int64_t rows_canonical = canonical_run_rows(kernel, math_of(a), a.x.dim(0));
-  run_short(a, rows_canonical, aligned, h, stream_);
+  run_short(a, rows_canonical, aligned, caps_.multiprocessors, h, stream_);
   if (std::none_of(a.runs.begin(), a.runs.end(), [&](const ExpertRun& run) { return run.count > rows_canonical; }))
     return;
 

@@ -1,5 +1,5 @@
 // Grouped products on Hopper's warpgroup matrix units. The weights' rows are the instruction's 64 rows and the gathered
-// rows of x its columns, so that a run pays for 64, 128 or 192 rows and the tile of weights is always full.
+// rows of x its columns, so that a run pays for 64, 128, 160 or 192 rows and the tile of weights is always full.
 #include "cuda/gemm.cuh"
 #include "cuda/gemm_launch.h"
 #include "cuda/wgmma.cuh"
@@ -160,6 +160,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1) grouped_wgmma_kernel(const Gr
     multiply<kSwiglu, TOut, 64>(p, run, tile.row, rows, n0, stages);
   else if (rows <= 128)
     multiply<kSwiglu, TOut, 128>(p, run, tile.row, rows, n0, stages);
+  else if (rows <= 160)
+    multiply<kSwiglu, TOut, 160>(p, run, tile.row, rows, n0, stages);
   else
     multiply<kSwiglu, TOut, kWgmmaRows>(p, run, tile.row, rows, n0, stages);
 }

@@ -1,4 +1,6 @@
-// hyper_read: three kernels for one BF16 row, else the ops that it is made of.
+// hyper_read: one kernel for one BF16 row, else the ops that it is made of.
+#include <cooperative_groups.h>
+
 #include "core/op_parts.h"
 #include "cuda/canonical.cuh"
 #include "cuda/cuda_ops.h"
@@ -7,110 +9,270 @@
 namespace offload::cuda {
 namespace {
 
-constexpr int kProductWarps = 2;   // of a block; an output each
-constexpr int kProductLoads = 20;  // of a lane under way: there are few warps
+constexpr int kStreams = 4;          // groups of kRowLanes in a warp
+constexpr int kBlockOutputs = 3;     // a block for most multiprocessors of an H200
+constexpr int kOutputThreads = 128;  // that read the row of one output
+constexpr int kHyperThreads = kBlockOutputs * kOutputThreads, kHyperWarps = kHyperThreads / kWarp;
+constexpr int kBatchLoads = 5;  // of a thread, in each of two batches: a row of 10240 is under way at once
+constexpr int kBatchElements = kBatchLoads * kOutputThreads * 8;
+constexpr int kMixDepth = 5;  // blocks of 64 in a batch of the mix: its usual rows of 320 whole
 
-struct HyperProducts {
-  const bf16* normed;           // [width]
-  const bf16* down;             // [lowrank, width]
-  const bf16* inject;           // [streams, width], or null
-  bf16* low;                    // [lowrank]
-  AnyRows logits;               // [streams]
-  int width, lowrank, outputs;  // outputs: lowrank, and streams with inject
-  float scale;                  // 1 / streams
+struct HyperRow {
+  const bf16* stack;        // [kStreams, n]
+  const float* norm;        // [kStreams, n]
+  const bf16* down;         // [lowrank, kStreams * n]
+  const bf16* inject;       // [kStreams, kStreams * n], or null
+  const bf16* up;           // [kStreams * n, lowrank]
+  bf16* low;                // [lowrank]
+  AnyRows logits;           // [kStreams]
+  bf16* out;                // [n]
+  int n, lowrank, outputs;  // outputs: lowrank, and kStreams with inject
+  float eps;
   Rounding rounding;
 };
 
-// low = scaled_silu(down normed), logits = inject normed. A warp for each; grid (outputs / kProductWarps). Shared
-// memory: normed, then kNarrowWarpBytes each warp. Bound by reading down.
-__global__ void __launch_bounds__(kProductWarps* kWarp) hyper_products_kernel(const HyperProducts a) {
-  extern __shared__ uint4 shared[];
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int output = min(static_cast<int>(blockIdx.x) * kProductWarps + warp, a.outputs - 1);
-  const bool is_low = output < a.lowrank;
-  const bf16* w = is_low ? a.down + int64_t{output} * a.width : a.inject + int64_t{output - a.lowrank} * a.width;
-  auto* staged = reinterpret_cast<bf16*>(shared);
-  bf16* own = staged + staged_row_bytes<bf16>(a.width) / 2 + warp * kNarrowRound<kProductLoads>;
-  const float sum =
-      narrow_sum<kProductLoads>(w, a.width, staged, own, [&] { stage_narrow_row(a.normed, a.width, staged); });
-  if (threadIdx.x % kWarp != 0) return;
-  if (is_low) {
-    const float low = widen(round_to_bf16(sum));
-    store_float(a.low + output, canonical_silu(rnd<bf16>(low * a.scale, a.rounding)));
-  } else {
-    const int c = output - a.lowrank;
-    if (a.logits.is_bf16)
-      store_float(const_cast<bf16*>(a.logits.bf16_row(0)) + c, sum);
-    else
-      store_float(const_cast<float*>(a.logits.float_row(0)) + c, sum);
+// The norm of the stack by every block for itself: the sums that rms_norm has of a Team of kRowThreads, whose threads
+// are dealt over those of the block. What a thread reads is under way once it is made.
+class StackNorm {
+ public:
+  __device__ explicit StackNorm(const HyperRow& a) : a_(a) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      if (!exists(i)) continue;
+      x_[i] = *reinterpret_cast<const uint4*>(a.stack + at(i));
+      load_whole(a.norm + at(i), weights_[i]);
+    }
   }
+
+  // Into shared memory, in pairs. All threads of the block call, and wait before they read.
+  __device__ void finish(uint4* normed) {
+    __shared__ float parts[kStreams * kTeamWarps];
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      if (member(i) >= kMembers) continue;
+      float sum = 0;
+      if (exists(i)) {
+        const Vector<8> x = widened(i);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum = fmaf(x[j], x[j], sum);
+      }
+      sum = warp_sum(sum);
+      if (threadIdx.x % kWarp == 0) parts[member(i) / kWarp] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      if (!exists(i)) continue;
+      float total = 0;
+#pragma unroll
+      for (int w = 0; w < kTeamWarps; ++w) total += parts[stream(i) * kTeamWarps + w];
+      const float scale = 1.0f / sqrtf(total / static_cast<float>(a_.n) + a_.eps);
+      Vector<8> x = widened(i);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] = x[j] * scale * (1.0f + weights_[i][j]);
+      normed[at(i) / 8] = in_pairs(words_of(x));
+    }
+  }
+
+ private:
+  static constexpr int kTeamWarps = kRowThreads / kWarp, kMembers = kStreams * kRowThreads;
+  static constexpr int kPieces = (kMembers + kHyperThreads - 1) / kHyperThreads;
+
+  // The thread of all teams whose part is this thread's i-th.
+  __device__ static int member(int i) {
+    return static_cast<int>(threadIdx.x) + i * kHyperThreads;
+  }
+  __device__ static int stream(int i) {
+    return member(i) / kRowThreads;
+  }
+  __device__ static int column(int i) {
+    return member(i) % kRowThreads * 8;
+  }
+  __device__ bool exists(int i) const {
+    return member(i) < kMembers && column(i) < a_.n;
+  }
+  __device__ int at(int i) const {
+    return stream(i) * a_.n + column(i);
+  }
+  __device__ Vector<8> widened(int i) const {
+    Vector<8> v;
+    widen_words(x_[i], v);
+    return v;
+  }
+
+  const HyperRow& a_;
+  uint4 x_[kPieces];
+  Vector<8> weights_[kPieces];
+};
+
+// The outputs low = scaled_silu(down normed) and logits = inject normed: kOutputThreads read the row of one into shared
+// memory, where a warp adds it up. Bound by latency: of reading, then of a row's chains of additions.
+class Outputs {
+ public:
+  __device__ explicit Outputs(const HyperRow& a) : a_(a), width_(kStreams * a.n) { load_first(); }
+
+  // normed: in pairs, with zeros up to the next multiple of 64; rows: shared memory for kBlockOutputs batches. All
+  // threads of the block call.
+  __device__ void finish(const uint4* normed, uint4* rows) {
+    while (first_ < a_.outputs) {
+      float sum = 0;
+      for (int begin = 0; begin < width_; begin += 2 * kBatchElements) {
+        add(batches_[0], begin, normed, rows, sum);
+        if (begin + kBatchElements < width_) add(batches_[1], begin + kBatchElements, normed, rows, sum);
+      }
+      if (warp() < kBlockOutputs && first_ + warp() < a_.outputs) {
+        sum = warp_sum(sum);
+        if (threadIdx.x % kWarp == 0) store(first_ + warp(), sum);
+      }
+      first_ += static_cast<int>(gridDim.x) * kBlockOutputs;
+      if (first_ < a_.outputs) load_first();
+    }
+  }
+
+ private:
+  using Batch = uint4[kBatchLoads];
+
+  __device__ static int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
+  __device__ static int reader() { return static_cast<int>(threadIdx.x) / kOutputThreads; }
+
+  __device__ void load_first() {
+    const int64_t output = min(first_ + reader(), a_.outputs - 1);
+    w_ = output < a_.lowrank ? a_.down + output * width_ : a_.inject + (output - a_.lowrank) * width_;
+    load(batches_[0], 0);
+    load(batches_[1], kBatchElements);
+  }
+  __device__ void load(Batch& batch, int begin) {
+#pragma unroll
+    for (int u = 0; u < kBatchLoads; ++u) {
+      const int at = begin + piece(u) * 8;
+      batch[u] = at < width_ ? *reinterpret_cast<const uint4*>(w_ + at) : uint4{0, 0, 0, 0};
+    }
+  }
+  __device__ static int piece(int u) {
+    return u * kOutputThreads + static_cast<int>(threadIdx.x) % kOutputThreads;
+  }
+
+  __device__ void add(Batch& batch, int begin, const uint4* normed, uint4* rows, float& sum) {
+    __syncthreads();  // what the rows held has been added
+#pragma unroll
+    for (int u = 0; u < kBatchLoads; ++u) rows[reader() * (kBatchElements / 8) + piece(u)] = in_pairs(batch[u]);
+    load(batch, begin + 2 * kBatchElements);
+    __syncthreads();
+    if (warp() >= kBlockOutputs) return;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const auto* x = reinterpret_cast<const uint32_t*>(normed) + begin / 2 + lane;
+    const auto* row = reinterpret_cast<const uint32_t*>(rows + warp() * (kBatchElements / 8)) + lane;
+    const int count = min(width_ - begin, kBatchElements);
+#pragma unroll 16
+    for (int block = 0; block < count; block += static_cast<int>(kCanonicalBlock))
+      sum = add_pair(x[block / 2], row[block / 2], sum);
+  }
+
+  __device__ void store(int output, float sum) const {
+    if (output < a_.lowrank) {
+      const float low = widen(round_to_bf16(sum));
+      store_float(a_.low + output, canonical_silu(rnd<bf16>(low * (1.0f / kStreams), a_.rounding)));
+    } else if (a_.logits.is_bf16) {
+      store_float(const_cast<bf16*>(a_.logits.bf16_row(0)) + output - a_.lowrank, sum);
+    } else {
+      store_float(const_cast<float*>(a_.logits.float_row(0)) + output - a_.lowrank, sum);
+    }
+  }
+
+  const HyperRow& a_;
+  int width_, first_ = static_cast<int>(blockIdx.x) * kBlockOutputs;
+  const bf16* w_ = nullptr;
+  Batch batches_[2];
+};
+
+// Element i of a row that is kept in pairs.
+__device__ inline float element_in_pairs(const bf16* x, int i) {
+  return widen(x[i / 8 * 8 + i % 4 * 2 + i / 4 % 2]);
 }
 
-struct HyperMix {
-  const bf16* normed;  // [kStreams, n]
-  const bf16* low;     // [lowrank]
-  const bf16* up;      // [kStreams * n, lowrank]
-  bf16* out;           // [n]
-  int n, lowrank;
-  Rounding rounding;
-};
-
-constexpr int kMixStreams = 4;  // groups of kRowLanes in a warp
-
-// out[j] = mean over streams c of sigmoid(up[c n + j] low) normed[c n + j]: a warp for each j, eight lanes for each c.
-// Grid (n / warps of a block); shared memory: low. Bound by reading up.
-__global__ void __launch_bounds__(kCanonicalThreads) hyper_mix_kernel(const HyperMix a) {
+// normed = rms_norm(stack); the outputs of it; out[j] = mean over streams c of sigmoid(up[c n + j] low) normed[c n +
+// j], by a warp for each j, eight lanes for each c, and `turns` j of each warp. All blocks wait for low, and read their
+// part of up meanwhile. Grid: at most what is resident at once. Shared memory: normed, then a batch of each output's
+// row, in pairs; in the place of those, later, low.
+__global__ void __launch_bounds__(kHyperThreads) hyper_row_kernel(const __grid_constant__ HyperRow a, int turns) {
   extern __shared__ uint4 shared[];
-  const int j = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
-  const int c = static_cast<int>(threadIdx.x) % kWarp / kRowLanes;
-  const int64_t column = int64_t{c} * a.n + min(j, a.n - 1);
-  const bf16* ws[1] = {a.up + column * a.lowrank};
-  RowSums<1, 3, bf16, bf16> row(ws, a.lowrank);
-  auto* staged = reinterpret_cast<bf16*>(shared);
-  stage_row(a.low, a.lowrank, staged);
-  float sums[1];
-  row.finish(staged, sums);
-  const float gate = rnd<bf16>(sigmoid(widen(round_to_bf16(sums[0]))), a.rounding);
-  const float part = rnd<bf16>(gate * load_float(a.normed + column), a.rounding);
-  float total = 0;
+  const int width = kStreams * a.n, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int padded = static_cast<int>(staged_row_bytes<bf16>(width) / 16);
+  StackNorm norm(a);
+  Outputs outputs(a);
+  for (int i = width / 8 + static_cast<int>(threadIdx.x); i < padded; i += kHyperThreads) shared[i] = {0, 0, 0, 0};
+  norm.finish(shared);
+
+  const int stream = lane / kRowLanes;
+  const int first = static_cast<int>(blockIdx.x) * kHyperWarps * turns + static_cast<int>(threadIdx.x) / kWarp;
+  RowSums<1, kMixDepth, bf16, bf16> gates(
+      {.w = {a.up}, .rows = width, .first = stream * a.n + first, .step = kHyperWarps, .turns = turns}, a.lowrank);
+  outputs.finish(shared, shared + padded);
+  cooperative_groups::this_grid().sync();
+
+  auto* low = reinterpret_cast<bf16*>(shared + padded);
+  stage_row(a.low, a.lowrank, low);
+  gates.finish(low, [&](int row, const float(&sums)[1]) {
+    const float gate = rnd<bf16>(sigmoid(widen(round_to_bf16(sums[0]))), a.rounding);
+    const int j = row - stream * a.n, element = min(row, width - 1);
+    const float part = rnd<bf16>(gate * element_in_pairs(reinterpret_cast<const bf16*>(shared), element), a.rounding);
+    float total = 0;
 #pragma unroll
-  for (int stream = 0; stream < kMixStreams; ++stream) total += __shfl_sync(kAllLanes, part, stream * kRowLanes);
-  if (j < a.n && threadIdx.x % kWarp == 0) store_float(a.out + j, total * (1.0f / kMixStreams));
+    for (int c = 0; c < kStreams; ++c) total += __shfl_sync(kAllLanes, part, c * kRowLanes);
+    if (j < a.n && lane == 0) store_float(a.out + j, total * (1.0f / kStreams));
+  });
+}
+
+// launch() of blocks that wait for one another: all are resident at once, or the launch fails.
+template <typename... Params, typename... Args>
+void launch_together(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared_bytes, cudaStream_t stream,
+                     Args&&... args) {
+  if (shared_bytes > (48 << 10))
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+          "asking for shared memory");
+  cudaLaunchAttribute together{};
+  together.id = cudaLaunchAttributeCooperative;
+  together.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &together;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launching a kernel");
 }
 
 bool is_one_bf16_row(const HyperReadArgs& a) {
-  const int64_t width = a.stack.dim(1), lowrank = a.down.dim(0);
+  const int64_t n = a.out.dim(1), lowrank = a.down.dim(0);
   const auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data()) % 16 == 0; };
+  // Shorter streams are normed by warps, and of longer ones a thread of the team has several pieces.
+  const bool one_piece = n > kWarpColumns && n <= kRowThreads * 8;
   return a.stack.dim(0) == 1 && a.stack.dtype() == DType::bf16 && a.down.dtype() == DType::bf16 &&
-         a.streams == kMixStreams && width % 8 == 0 && lowrank % 8 == 0 && aligned(a.down) && aligned(a.up) &&
-         (!a.inject || aligned(a.inject)) && staged_row_bytes<bf16>(width) <= kStagedBytesMost &&
-         staged_row_bytes<bf16>(lowrank) <= kStagedBytesMost;
+         a.streams == kStreams && one_piece && n % 8 == 0 && lowrank % 8 == 0 && lowrank <= kBatchElements &&
+         aligned(a.stack) && aligned(a.norm) && aligned(a.down) && aligned(a.up) && (!a.inject || aligned(a.inject));
 }
 
-void read_one_row(const HyperReadArgs& a, const HyperReadScratch& scratch, cudaStream_t stream) {
-  const auto width = static_cast<int>(a.stack.dim(1)), lowrank = static_cast<int>(a.down.dim(0));
-  const auto n = static_cast<int>(a.out.dim(1)), outputs = lowrank + (a.inject ? kMixStreams : 0);
-  launch(hyper_products_kernel, blocks_for(outputs, kProductWarps), kProductWarps * kWarp,
-         staged_row_bytes<bf16>(width) + kProductWarps * kNarrowWarpBytes<kProductLoads>, stream,
-         HyperProducts{.normed = data_of<const bf16>(scratch.normed),
-                       .down = data_of<const bf16>(a.down),
-                       .inject = data_of<const bf16>(a.inject),
-                       .low = data_of<bf16>(scratch.down),
-                       .logits = a.inject ? any_rows_of(a.logits) : AnyRows{},
-                       .width = width,
-                       .lowrank = lowrank,
-                       .outputs = outputs,
-                       .scale = 1.0f / kMixStreams,
-                       .rounding = a.rounding});
-  launch(hyper_mix_kernel, blocks_for(n, kCanonicalThreads / kWarp), kCanonicalThreads, staged_row_bytes<bf16>(lowrank),
-         stream,
-         HyperMix{.normed = data_of<const bf16>(scratch.normed),
-                  .low = data_of<const bf16>(scratch.down),
-                  .up = data_of<const bf16>(a.up),
-                  .out = data_of<bf16>(a.out),
-                  .n = n,
-                  .lowrank = lowrank,
-                  .rounding = a.rounding});
+void read_one_row(const HyperReadArgs& a, const HyperReadScratch& scratch, int multiprocessors, cudaStream_t stream) {
+  const auto n = static_cast<int>(a.out.dim(1)), lowrank = static_cast<int>(a.down.dim(0));
+  const int outputs = lowrank + (a.inject ? kStreams : 0);
+  const unsigned grid = std::min(blocks_for(outputs, kBlockOutputs), static_cast<unsigned>(multiprocessors));
+  launch_together(hyper_row_kernel, grid, kHyperThreads,
+                  staged_row_bytes<bf16>(kStreams * n) + int64_t{kBlockOutputs} * kBatchElements * 2, stream,
+                  HyperRow{.stack = data_of<const bf16>(a.stack),
+                           .norm = data_of<const float>(a.norm),
+                           .down = data_of<const bf16>(a.down),
+                           .inject = data_of<const bf16>(a.inject),
+                           .up = data_of<const bf16>(a.up),
+                           .low = data_of<bf16>(scratch.down),
+                           .logits = a.inject ? any_rows_of(a.logits) : AnyRows{},
+                           .out = data_of<bf16>(a.out),
+                           .n = n,
+                           .lowrank = lowrank,
+                           .outputs = outputs,
+                           .eps = a.eps,
+                           .rounding = a.rounding},
+                  static_cast<int>(blocks_for(n, int64_t{grid} * kHyperWarps)));
 }
 
 }  // namespace
@@ -127,8 +289,7 @@ void CudaOps::execute(const HyperReadArgs& a) {
   const int64_t nested = nested_scratch_bytes(a, [this](const auto& part) { return scratch_bytes(part); });
   const HyperReadScratch scratch(arena, a, nested);
   if (!is_one_bf16_row(a)) return for_each_part(a, scratch, [this](const auto& part) { execute(part); });
-  execute(norm_part(a, scratch));
-  read_one_row(a, scratch, stream_);
+  read_one_row(a, scratch, caps_.multiprocessors, stream_);
 }
 
 }  // namespace offload::cuda

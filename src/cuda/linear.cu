@@ -13,41 +13,52 @@ constexpr int64_t kSumsBytes = int64_t{64} << 20;
 
 // --- canonical ---
 
-// Up to here a warp per column serves one row of x better than eight lanes; and up to where two warps of a block do
-// better than four, which share x.
+// Up to here a warp per column serves one row of x better than eight lanes; and up to where small blocks that have all
+// of a row under way at once do better than many warps of short rounds, whose additions hide each other's loads.
 constexpr int64_t kNarrowColumns = 4096, kPairedColumns = 1024;
-// 16-byte loads of w that a lane of a warp per column has under way: as many as leave an H200 room for all columns of
-// a hidden state at once, in shared memory and registers.
-constexpr int kNarrowLoads = 16;
+// Of narrow_linear_kernel: warps of a block, 16-byte loads of w that a lane has under way, blocks of a multiprocessor.
+struct Paired {
+  static constexpr int kWarps = 2, kLoads = 16, kBlocks = 10;
+};
+struct Narrow {
+  static constexpr int kWarps = 8, kLoads = 6, kBlocks = 3;
+};
+template <typename Shape>
+constexpr int64_t narrow_bytes(int64_t k) {  // of shared memory: x, then each warp's
+  return staged_row_bytes<bf16>(k) + Shape::kWarps * kNarrowWarpBytes<Shape::kLoads>;
+}
 // Blocks of 64 elements of w that a lane has in each of its two batches.
 constexpr int kLinearDepth = 8;
+constexpr int kLinearWarps = 16;  // of a multiprocessor at once
 
-// out[column] for the column of each group of eight lanes. Grid (n / groups of a block); shared memory: x.
+// out[column] for `turns` columns of each group of eight lanes. Grid (n / columns of a block); shared memory: x.
 template <typename TX, typename TW, typename TOut>
-__global__ void __launch_bounds__(kCanonicalThreads)
-    row_linear_kernel(const TX* x, const TW* w, int n, int k, TOut* out) {
+__global__ void __launch_bounds__(kCanonicalThreads,
+                                  is_bf16_product<TX, TW>() ? kLinearWarps* kWarp / kCanonicalThreads : 1)
+    row_linear_kernel(const TX* x, const TW* w, int n, int k, int turns, TOut* out) {
   extern __shared__ uint4 shared[];
-  const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / kRowLanes;
-  const TW* ws[1] = {w + int64_t{min(column, n - 1)} * k};
-  RowSums<1, kLinearDepth, TX, TW> row(ws, k);
+  const int groups = static_cast<int>(blockDim.x) / kRowLanes;
+  const int first = static_cast<int>(blockIdx.x) * groups * turns + static_cast<int>(threadIdx.x) / kRowLanes;
+  RowSums<1, kLinearDepth, TX, TW> row({.w = {w}, .rows = n, .first = first, .step = groups, .turns = turns}, k);
   auto* staged = reinterpret_cast<TX*>(shared);
   stage_row(x, k, staged);
-  float sums[1];
-  row.finish(staged, sums);
-  if (column < n && threadIdx.x % kRowLanes == 0) store_float(out + column, sums[0]);
+  row.finish(staged, [&](int column, const float(&sums)[1]) {
+    if (column < n && threadIdx.x % kRowLanes == 0) store_float(out + column, sums[0]);
+  });
 }
 
-// out[column] for the column of each warp. Grid (n / kWarps); shared memory: x, then kNarrowWarpBytes each warp.
-template <int kWarps, typename TOut>
-__global__ void __launch_bounds__(kWarps* kWarp, 20 / kWarps)
+// out[column] for the column of each warp. Grid (n / warps); shared memory: narrow_bytes().
+template <typename Shape, typename TOut>
+__global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
     narrow_linear_kernel(const bf16* x, const bf16* w, int n, int k, TOut* out) {
   extern __shared__ uint4 shared[];
+  constexpr int kLoads = Shape::kLoads;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int column = static_cast<int>(blockIdx.x) * kWarps + warp;
+  const int column = static_cast<int>(blockIdx.x) * Shape::kWarps + warp;
   auto* staged = reinterpret_cast<bf16*>(shared);
-  bf16* own = staged + staged_row_bytes<bf16>(k) / 2 + warp * kNarrowRound<kNarrowLoads>;
-  const float sum = narrow_sum<kNarrowLoads>(w + int64_t{min(column, n - 1)} * k, k, staged, own,
-                                             [&] { stage_narrow_row(x, k, staged); });
+  bf16* own = staged + staged_row_bytes<bf16>(k) / 2 + warp * kNarrowRound<kLoads>;
+  const float sum =
+      narrow_sum<kLoads>(w + int64_t{min(column, n - 1)} * k, k, staged, own, [&] { stage_narrow_row(x, k, staged); });
   if (column < n && threadIdx.x % kWarp == 0) store_float(out + column, sum);
 }
 
@@ -77,26 +88,26 @@ bool rows_aligned(const Tensor& t) {
 
 // One row of x.
 template <typename TX, typename TW, typename TOut>
-void row_linear(const LinearArgs& a, cudaStream_t stream) {
+void row_linear(const LinearArgs& a, int multiprocessors, cudaStream_t stream) {
   const auto n = static_cast<int>(a.w.dim(0)), k = static_cast<int>(a.x.dim(1));
   if constexpr (is_bf16_product<TX, TW>()) {
-    const auto narrow = [&](auto warps) {
-      constexpr int kWarps = decltype(warps)::value;
-      launch(narrow_linear_kernel<kWarps, TOut>, blocks_for(n, kWarps), kWarps * kWarp,
-             staged_row_bytes<bf16>(k) + kWarps * kNarrowWarpBytes<kNarrowLoads>, stream, data_of<const bf16>(a.x),
-             data_of<const bf16>(a.w), n, k, data_of<TOut>(a.out));
+    const auto narrow = [&](auto shape) {
+      using Shape = decltype(shape);
+      launch(narrow_linear_kernel<Shape, TOut>, blocks_for(n, Shape::kWarps), Shape::kWarps * kWarp,
+             narrow_bytes<Shape>(k), stream, data_of<const bf16>(a.x), data_of<const bf16>(a.w), n, k,
+             data_of<TOut>(a.out));
     };
-    if (n <= kPairedColumns) return narrow(std::integral_constant<int, 2>{});
-    // Four warps' memory beside a long x would leave a Turing multiprocessor no room.
-    if (n <= kNarrowColumns && staged_row_bytes<bf16>(k) + 4 * kNarrowWarpBytes<kNarrowLoads> <= (64 << 10))
-      return narrow(std::integral_constant<int, 4>{});
+    if (n <= kPairedColumns) return narrow(Paired{});
+    // Eight warps' memory beside a long x would leave a Turing multiprocessor no room.
+    if (n <= kNarrowColumns && narrow_bytes<Narrow>(k) <= (64 << 10)) return narrow(Narrow{});
   }
-  const int threads = canonical_threads(n);
-  launch(row_linear_kernel<TX, TW, TOut>, blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads),
-         staged_row_bytes<TX>(k), stream, data_of<const TX>(a.x), data_of<const TW>(a.w), n, k, data_of<TOut>(a.out));
+  const int threads = canonical_threads(n), turns = row_turns(n, 1, kLinearWarps, multiprocessors);
+  launch(row_linear_kernel<TX, TW, TOut>, blocks_for(n, int64_t{threads} / kRowLanes * turns),
+         static_cast<unsigned>(threads), staged_row_bytes<TX>(k), stream, data_of<const TX>(a.x),
+         data_of<const TW>(a.w), n, k, turns, data_of<TOut>(a.out));
 }
 
-void canonical_linear(const LinearArgs& a, cudaStream_t stream) {
+void canonical_linear(const LinearArgs& a, int multiprocessors, cudaStream_t stream) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   const int threads = canonical_threads(n);
   const bool aligned = rows_aligned(a.x) && rows_aligned(a.w);
@@ -104,7 +115,8 @@ void canonical_linear(const LinearArgs& a, cudaStream_t stream) {
     using TX = decltype(tx);
     using TW = decltype(tw);
     using TOut = decltype(out);
-    if (aligned && m == 1 && staged_row_bytes<TX>(k) <= kStagedBytesMost) return row_linear<TX, TW, TOut>(a, stream);
+    if (aligned && m == 1 && staged_row_bytes<TX>(k) <= kStagedBytesMost)
+      return row_linear<TX, TW, TOut>(a, multiprocessors, stream);
     with_canonical_shape<is_bf16_product<TX, TW>()>(aligned, m, [&](auto vector, auto rows) {
       launch(canonical_linear_kernel<decltype(vector)::value, decltype(rows)::value, TX, TW, TOut>,
              blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads), 0, stream, data_of<const TX>(a.x),
@@ -272,7 +284,7 @@ void CudaOps::execute(const LinearArgs& a) {
   Arena arena = scratch_arena();
   switch (kernel) {
     case GemmKernel::canonical:
-      return canonical_linear(a, stream_);
+      return canonical_linear(a, caps_.multiprocessors, stream_);
     case GemmKernel::simt:
     case GemmKernel::mma_bf16:
     case GemmKernel::wgmma_bf16:

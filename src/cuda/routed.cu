@@ -361,7 +361,11 @@ void CudaOps::execute(const SwigluRoutedArgs& a) {
   OFL_ASSERT(experts <= kExpertsMost && slots <= INT32_MAX);
   Arena arena = scratch_arena();
   const RoutedScratch scratch(arena, a, caps_);
-  const ExpertShapes shapes{.x = a.x, .out = a.out, .intermediate = a.intermediate, .weights = a.slab.dtype()};
+  const ExpertShapes shapes{.x = a.x,
+                            .out = a.out,
+                            .intermediate = a.intermediate,
+                            .weights = a.slab.dtype(),
+                            .multiprocessors = caps_.multiprocessors};
   if (a.x.dim(0) <= kCanonicalRowsMax) {
     const SlotRuns runs{.ids = a.ids.as<int32_t>(),
                         .slab = slab_of(a),

@@ -115,11 +115,8 @@ __device__ inline void store_whole(float* p, const Vector<kWidth>& v) {
 template <int kWidth>
 using Bf16Words = std::conditional_t<kWidth == 8, uint4, uint2>;
 
-// REQUIRES: p aligned to kWidth * 2 bytes.
 template <int kWidth>
-__device__ inline void load_whole(const bf16* p, Vector<kWidth>& v) {
-  static_assert(kWidth == 4 || kWidth == 8);
-  const Bf16Words<kWidth> words = *reinterpret_cast<const Bf16Words<kWidth>*>(p);
+__device__ inline void widen_words(const Bf16Words<kWidth>& words, Vector<kWidth>& v) {
   uint32_t pairs[kWidth / 2];
   memcpy(pairs, &words, sizeof words);
 #pragma unroll
@@ -129,15 +126,26 @@ __device__ inline void load_whole(const bf16* p, Vector<kWidth>& v) {
   }
 }
 template <int kWidth>
-__device__ inline void store_whole(bf16* p, const Vector<kWidth>& v) {
-  static_assert(kWidth == 4 || kWidth == 8);
+__device__ inline Bf16Words<kWidth> words_of(const Vector<kWidth>& v) {
   uint32_t pairs[kWidth / 2];
 #pragma unroll
   for (int i = 0; i < kWidth / 2; ++i)
     pairs[i] = round_to_bf16(v[2 * i]).bits | static_cast<uint32_t>(round_to_bf16(v[2 * i + 1]).bits) << 16;
   Bf16Words<kWidth> words;
   memcpy(&words, pairs, sizeof words);
-  *reinterpret_cast<Bf16Words<kWidth>*>(p) = words;
+  return words;
+}
+
+// REQUIRES: p aligned to kWidth * 2 bytes.
+template <int kWidth>
+__device__ inline void load_whole(const bf16* p, Vector<kWidth>& v) {
+  static_assert(kWidth == 4 || kWidth == 8);
+  widen_words(*reinterpret_cast<const Bf16Words<kWidth>*>(p), v);
+}
+template <int kWidth>
+__device__ inline void store_whole(bf16* p, const Vector<kWidth>& v) {
+  static_assert(kWidth == 4 || kWidth == 8);
+  *reinterpret_cast<Bf16Words<kWidth>*>(p) = words_of(v);
 }
 
 // The elements column + i * step, i < kWidth, of one row, as far as they lie below `end`: others read as 0 and are not
