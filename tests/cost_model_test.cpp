@@ -81,6 +81,19 @@ TEST_CASE("an_expert_is_fastest_in_device_memory_then_by_whoever_reads_it_faster
   CHECK(costs.expert_host_ns(shape, 1) < costs.expert_zero_copy_ns(shape, 1));  // 20 against 9.2 GB/s
 }
 
+TEST_CASE("only_the_first_run_of_a_batch_takes_its_two_launches") {
+  const CostModel costs(plain_machine(), GemmMath::bf16, 1);
+  CHECK(costs.batch_ns(1) == 2 * 2000);
+  CHECK(costs.batch_ns(100) == 2 * 2000);
+  const ExpertShape shape{.experts = 8, .hidden = 512, .intermediate = 256};
+  CHECK(costs.expert_ns(shape, 1) - costs.batch_ns(1) > 2 * shape.block_bytes() / 100);
+  // Published runs were measured one by one.
+  const StepProgrammer programmer(published_model(), 4, 65536);
+  CostModel calibrated(published_machine(), GemmMath::bf16, 4);
+  REQUIRE(calibrated.calibrate(programmer));
+  CHECK(calibrated.batch_ns(1) == 0);
+}
+
 TEST_CASE("more_ranks_than_devices_are_refused") {
   CHECK_THROWS_WITH_AS(CostModel(plain_machine(), GemmMath::bf16, 5), "5 ranks: the machine \"plain\" has 4 device(s)",
                        Error);

@@ -152,6 +152,36 @@ TEST_CASE("the_way_that_sums_travel_the_slots_and_the_look_ahead_of_ranks_change
   }
 }
 
+TEST_CASE("ranks_whose_devices_route_alone_give_the_bits_of_ranks_whose_hosts_look") {
+  const Golden golden;
+  const GoldenPrompt& prompt = golden.prompts().front();
+  for (const Layout& layout : layouts()) {
+    if (layout.size() > 4) continue;
+    for (const ShardForm shard : {ShardForm::expert, ShardForm::slice}) {
+      CAPTURE(layout_text(layout));
+      CAPTURE((shard == ShardForm::slice));
+      RigOptions looking{.shard = shard, .arithmetic = kFused}, alone = looking;
+      alone.edit = [](EngineOptions& options) { options.verify_ranks = false; };
+      const std::vector<float> expected = CudaRig(layout, looking).run(prompt, kChain);
+      CudaRig rig(layout, alone);
+      const auto is_complete = [&] {
+        for (int rank = 0; rank < rig.engine().world(); ++rank)
+          if (!rig.engine().rank(rank).executor().policy()->is_complete()) return false;
+        return true;
+      };
+      for (const GoldenPrompt& each : golden.prompts())
+        if (!is_complete()) CHECK_FALSE(rig.run(each, 3).empty());
+      REQUIRE(is_complete());
+      for (int i = 0; i < 2; ++i) {
+        const auto hits = rig.engine().rank(0).executor().policy()->counts(Phase::decode).hits;
+        CHECK(rig.run(prompt, kChain) == expected);
+        // What the device routes is not counted.
+        CHECK(rig.engine().rank(0).executor().policy()->counts(Phase::decode).hits == hits);
+      }
+    }
+  }
+}
+
 TEST_CASE("chunks_in_halves_on_devices_agree_with_whole_ones_repeat_their_bits_and_are_the_same_by_every_way") {
   const Golden golden;
   const GoldenPrompt& prompt = long_chinese(golden);

@@ -303,6 +303,26 @@ TEST_CASE("prefill_stages_the_next_layer_and_each_expert_is_copied_once_per_chun
   }
 }
 
+TEST_CASE("nothing_is_staged_behind_the_end_of_a_prompt") {
+  const RoutingShape shape{4, 64, 4};
+  const RoutingTrace prompt = draw_trace(shape, UniformRouting{}, std::vector<DrawnStep>(2, {Phase::prefill, 64}), 1);
+  for (const int depth : {1, 2}) {
+    ExpertPolicy policy({.shape = shape, .slots = 96, .lookahead_layers = depth});
+    ActiveExperts active(shape.experts);
+    for (int64_t chunk = 0; chunk < 2; ++chunk)
+      for (int64_t layer = 0; layer < shape.layers; ++layer) {
+        const bool continues = chunk == 0;
+        const LayerPlan plan = policy.on_routed(
+            layer, {active.collect(prompt.ids(chunk, layer)), prompt.rows(chunk), 0, continues}, Phase::prefill);
+        CAPTURE(depth);
+        CAPTURE(chunk);
+        CAPTURE(layer);
+        if (layer == shape.layers - 1) CHECK(plan.lookahead.empty() == !continues);
+        for (const PlannedCopy& ahead : plan.lookahead) CHECK((continues || ahead.key.layer > layer));
+      }
+  }
+}
+
 TEST_CASE("decode_looks_ahead_only_where_what_it_would_stage_has_been_right") {
   // What a layer chooses decides what the next one does, and a token's choice at layer 0 is one of 40.
   RoutingTrace chain({6, 128, 4});

@@ -57,12 +57,14 @@ TEST_CASE("a_machine_file_gives_rates_in_si_units_and_neutral_defaults") {
   CHECK(machine.device.launch_gap_s == 0);
   CHECK(machine.link.additive == 1);
   CHECK(machine.host.dram_with_h2d_bytes_per_s == 0);
+  CHECK(machine.host.plan_s == 0);
+  CHECK(machine.host.launch_s == 0);
   CHECK(machine.collective[1].duration_s == doctest::Approx(2e-6));
   CHECK_FALSE(machine.calibration.has_value());
 }
 
 TEST_CASE("the_published_machines_are_read_and_written_without_loss") {
-  for (const char* name : {"rtx2080ti_x4", "h200"}) {
+  for (const char* name : {"rtx2080ti_x4", "h200", "h200_x2"}) {
     const std::string path = fmt::format("{}/configs/machines/{}.json", OFFLOAD_SOURCE_DIR, name);
     const Machine machine = read_machine(path);
     const std::string text = machine_text(machine);
@@ -72,7 +74,7 @@ TEST_CASE("the_published_machines_are_read_and_written_without_loss") {
 }
 
 TEST_CASE("every_number_of_a_published_machine_has_a_source_and_every_source_a_number") {
-  for (const char* name : {"rtx2080ti_x4", "h200"}) {
+  for (const char* name : {"rtx2080ti_x4", "h200", "h200_x2"}) {
     const std::string path = fmt::format("{}/configs/machines/{}.json", OFFLOAD_SOURCE_DIR, name);
     const Json json = parse_json(read_text_file(path, 1 << 20), path);
     std::vector<std::string> numbers;

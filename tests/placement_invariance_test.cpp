@@ -75,6 +75,7 @@ TEST_CASE("a_device_with_memory_of_its_own_whose_work_is_late_gives_the_same_bit
         CAPTURE(seed);
         RemoteRig rig({.cache = cache_of(slots, share), .chunk = kChunk, .prefill_group = group, .seed = seed++});
         CHECK(rig.run(long_chinese(golden), kChain) == expected);
+        CHECK(rig.device(0).repeats() > 0);
         if (slots == 3) CHECK((rig.device(0).zero_copy_runs() > 0) == (share.zero_copy > 0));
       }
 }
@@ -95,6 +96,45 @@ TEST_CASE("once_all_experts_have_slots_the_device_routes_alone_and_gives_the_sam
     routings = 0;
     CHECK(rig.run(long_chinese(golden), kChain) == expected);
     CHECK(routings == 0);
+  }
+}
+
+TEST_CASE("ranks_whose_devices_sum_and_route_alone_give_the_bits_of_ranks_whose_hosts_see_to_it") {
+  const Golden golden;
+  for (const ShardForm shard : {ShardForm::expert, ShardForm::slice}) {
+    const std::vector<float> expected =
+        Rig({.ranks = 2, .shard = shard, .chunk = kChunk}).run(long_chinese(golden), kChain);
+    for (const int64_t slots : {24, 300}) {
+      CAPTURE((shard == ShardForm::slice));
+      CAPTURE(slots);
+      RemoteRig rig({.ranks = 2,
+                     .shard = shard,
+                     .cache = {.slots = slots, .routes_on_device = true},
+                     .chunk = kChunk,
+                     .prefill_group = kByChunks,
+                     .sums = true});
+      std::atomic<int> routings = 0;
+      for (int rank = 0; rank < 2; ++rank)
+        rig.device(rank).set_on_download([&](const Tensor& device, std::span<const std::byte>) {
+          routings += device.dtype() == DType::i32 && device.rank() == 2;
+        });
+      const auto is_complete = [&](int rank) { return rig.engine().rank(rank).executor().policy()->is_complete(); };
+      for (const GoldenPrompt& prompt : golden.prompts())
+        if (slots == 300 && !(is_complete(0) && is_complete(1))) rig.run(prompt, 3);
+      CHECK(rig.run(long_chinese(golden), kChain) == expected);
+      CHECK(routings > 0);
+      routings = 0;
+      CHECK(rig.run(long_chinese(golden), kChain) == expected);
+      CHECK((routings == 0) == (slots == 300));
+      for (int rank = 0; rank < 2; ++rank) CHECK(rig.device(rank).repeats() > 0);
+      // Who looks at one rank's routing has all hosts look.
+      RoutingRecorder recorder(rig.engine().routing_shape(), 64, 1024, 1024);
+      rig.engine().record_routing(&recorder);
+      CHECK(rig.run(long_chinese(golden), kChain) == expected);
+      rig.engine().record_routing(nullptr);
+      CHECK(recorder.trace().steps() == static_cast<int64_t>((106 + kChunk - 1) / kChunk + kChain));
+      CHECK(rig.run(long_chinese(golden), kChain) == expected);
+    }
   }
 }
 

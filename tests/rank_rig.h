@@ -24,6 +24,7 @@ struct World {
   int64_t prefill_group = 0;
   uint64_t seed = 1;       // of remote devices
   bool is_closed = false;  // their memory to the host
+  bool sums = false;       // see RemoteDevice::Options
   std::function<void(EngineOptions&)> edit = {};
   std::function<std::unique_ptr<Ops>(int rank)> ops = {};  // of CPU devices; nothing: CpuOps of one thread
 };
@@ -37,7 +38,7 @@ inline std::unique_ptr<cpu::CpuBackend> make_device(const World& world, int rank
 }
 inline std::unique_ptr<RemoteDevice> make_device(const World& world, int rank, const RemoteDevice*) {
   return std::make_unique<RemoteDevice>(
-      RemoteDevice::Options{world.seed * 100 + static_cast<uint64_t>(rank), world.is_closed});
+      RemoteDevice::Options{world.seed * 100 + static_cast<uint64_t>(rank), world.is_closed, world.sums});
 }
 inline std::unique_ptr<Collective> make_end(cpu::CpuBackend&, std::unique_ptr<Collective> end) {
   return end;

@@ -54,10 +54,14 @@ class RemoteDevice::RemoteLane final : public Lane {
   }
   void drain() override { device_.drain(*this); }
 
-  void issue(std::function<void()> work, int event = -1, uint64_t generation = 0) {
-    device_.check_alive();
-    queue_.push_back({std::move(work), event, generation});
-    device_.move_some();
+  // Nothing but ops is repeated.
+  void issue(Work work, int event = -1, uint64_t generation = 0) {
+    OFL_ASSERT(device_.recording_ == nullptr);
+    enqueue({std::move(work), event, generation});
+  }
+  void issue_op(Work work) {
+    if (device_.recording_ != nullptr) device_.recording_->push_back(work);
+    enqueue({std::move(work), -1, 0});
   }
   bool empty() const { return queue_.empty(); }
   bool can_move() const {
@@ -72,11 +76,16 @@ class RemoteDevice::RemoteLane final : public Lane {
 
  private:
   struct Command {
-    std::function<void()> work;
+    Work work;
     int event;  // to be reached first, or -1
     uint64_t generation;
   };
 
+  void enqueue(Command command) {
+    device_.check_alive();
+    queue_.push_back(std::move(command));
+    device_.move_some();
+  }
   Event& at(int event) const { return device_.events_.at(static_cast<size_t>(event)); }
 
   RemoteDevice& device_;
@@ -106,21 +115,21 @@ class RemoteDevice::RemoteOps final : public Ops {
  private:
   template <typename Args>
   void enqueue(const Args& args) {
-    device_.compute_->issue([this, args] { run(args); });
+    device_.compute_->issue_op([this, args] { run(args); });
   }
   void enqueue(const LinearArgs& args) {
     require_here(args.x);
     require_here(args.w);
     require_here(args.out);
-    device_.compute_->issue([this, args] { run(args); });
+    device_.compute_->issue_op([this, args] { run(args); });
   }
   void enqueue(const SwigluExpertsArgs& args) {
     require_here(args.x);
     require_here(args.out);
     for (const ExpertRun& run : args.runs) device_.zero_copy_runs_ += device_.holds(run.gate_up, 1) ? 0 : 1;
-    device_.compute_->issue([this, args, runs = std::vector(args.runs.begin(), args.runs.end()),
-                             rows = std::vector(args.rows.begin(), args.rows.end()),
-                             out_rows = std::vector(args.out_rows.begin(), args.out_rows.end())] {
+    device_.compute_->issue_op([this, args, runs = std::vector(args.runs.begin(), args.runs.end()),
+                                rows = std::vector(args.rows.begin(), args.rows.end()),
+                                out_rows = std::vector(args.out_rows.begin(), args.out_rows.end())] {
       SwigluExpertsArgs own = args;
       own.runs = runs;
       own.rows = rows;
@@ -148,11 +157,19 @@ class RemoteDevice::RemoteCollective final : public Collective {
 
   void reserve(int64_t elements) override { end_->reserve(elements); }
   void all_reduce_sum(const Tensor& tensor) override {
+    const auto sum = [this, tensor] {
+      const Open open(device_);
+      end_->all_reduce_sum(tensor);
+    };
+    if (device_.sums_) return device_.compute_->issue_op(sum);
     device_.drain(*device_.compute_);
-    const Open open(device_);
-    end_->all_reduce_sum(tensor);
+    sum();
   }
-  bool all_equal(uint64_t value) override { return end_->all_equal(value); }
+  bool runs_on_device(int64_t) const override { return device_.sums_; }
+  bool all_equal(uint64_t value) override {
+    device_.drain(*device_.compute_);  // sums and hosts have one place to meet
+    return end_->all_equal(value);
+  }
   void abort() noexcept override { end_->abort(); }
   void recover() noexcept override { end_->recover(); }
 
@@ -163,6 +180,7 @@ class RemoteDevice::RemoteCollective final : public Collective {
 
 RemoteDevice::RemoteDevice(Options options)
     : is_closed_(options.is_closed),
+      sums_(options.sums),
       state_(options.seed * 2 + 1),
       ops_(std::make_unique<RemoteOps>(*this)),
       compute_(std::make_unique<RemoteLane>(*this, false)),
@@ -193,6 +211,7 @@ Buffer RemoteDevice::allocate_host(int64_t bytes, std::string_view) {
 
 // As a GPU's: what is under way ends first.
 void RemoteDevice::release(void* data, int64_t bytes) noexcept {
+  repeated_.clear();
   try {
     drain(*compute_);
     drain(*copy_);
@@ -205,6 +224,24 @@ void RemoteDevice::release(void* data, int64_t bytes) noexcept {
 Ops& RemoteDevice::ops() {
   return *ops_;
 }
+void RemoteDevice::repeat(uint64_t key, const std::function<void()>& body) {
+  const auto [at, is_new] = repeated_.try_emplace(key);
+  if (!is_new) {
+    ++repeats_;
+    for (const Work& work : at->second) compute_->issue(work);
+    return;
+  }
+  recording_ = &at->second;
+  try {
+    body();
+  } catch (...) {
+    recording_ = nullptr;
+    repeated_.erase(key);
+    throw;
+  }
+  recording_ = nullptr;
+}
+
 Lane& RemoteDevice::compute_lane() {
   return *compute_;
 }
@@ -258,6 +295,7 @@ void RemoteDevice::check_alive() const {
 }
 
 void RemoteDevice::drain(RemoteLane& lane) {
+  OFL_ASSERT(recording_ == nullptr);
   check_alive();
   const Open open(*this);
   while (!lane.empty()) OFL_ASSERT(move_one());  // else the lanes wait for one another for ever

@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "core/backend.h"
@@ -21,6 +22,7 @@ class RemoteDevice final : public Backend {
   struct Options {
     uint64_t seed = 1;
     bool is_closed = false;
+    bool sums = false;  // over ranks: its compute lane does them and its host waits for none
   };
   explicit RemoteDevice(Options options);
   ~RemoteDevice() override;
@@ -30,6 +32,8 @@ class RemoteDevice final : public Backend {
   Buffer allocate(int64_t bytes, std::string_view tag) override;
   Buffer allocate_host(int64_t bytes, std::string_view tag) override;  // always open to the host
   Ops& ops() override;
+  // When the key comes again, the ops of its first time run, with the arguments that they had then.
+  void repeat(uint64_t key, const std::function<void()>& body) override;
   void create_events(int count) override;
   Lane& compute_lane() override;
   Lane& copy_lane() override;
@@ -48,6 +52,8 @@ class RemoteDevice final : public Backend {
   void set_on_download(std::function<void(const Tensor& device, std::span<const std::byte> host)> hook) {
     on_download_ = std::move(hook);
   }
+  // Times that a key came again.
+  int64_t repeats() const { return repeats_; }
   // Experts that the ops computed out of memory that is not the device's.
   int64_t zero_copy_runs() const { return zero_copy_runs_; }
 
@@ -69,7 +75,9 @@ class RemoteDevice final : public Backend {
     uint64_t issued = 0, reached = 0;
   };
 
-  bool is_closed_;
+  using Work = std::function<void()>;
+
+  bool is_closed_, sums_;
   uint64_t state_;
   std::unique_ptr<RemoteOps> ops_;
   std::unique_ptr<RemoteLane> compute_, copy_;
@@ -77,6 +85,9 @@ class RemoteDevice final : public Backend {
   std::vector<std::span<std::byte>> buffers_;
   int open_ = 0;
   std::exception_ptr failure_;
+  std::unordered_map<uint64_t, std::vector<Work>> repeated_;
+  std::vector<Work>* recording_ = nullptr;  // of the key whose body runs
+  int64_t repeats_ = 0;
   int64_t zero_copy_runs_ = 0;
   std::function<void()> before_allocate_;
   std::function<void(const std::byte*)> on_copy_;

@@ -43,6 +43,12 @@ class Collective {
   virtual Lane* sum_lane() { return nullptr; }
   // Whether a sum takes so long that prompts gain by passing the layers in halves, beside whose work sums run.
   virtual bool sums_are_slow() const { return false; }
+  // Whether all_reduce_sum() of so many F32 elements has the ranks' devices work and nothing else, so that a device may
+  // do it again by itself (Backend::repeat). The same on all ranks.
+  virtual bool runs_on_device(int64_t elements) const {
+    static_cast<void>(elements);
+    return false;
+  }
   // What sum_lane() is given next comes after all that the compute lane has been given; start_sum() does so itself.
   virtual void follow_compute() {}
 

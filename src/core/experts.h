@@ -73,7 +73,7 @@ struct RoutedExperts {
   Tensor x;           // [rows, hidden] A
   Tensor ids;         // I32 [rows, K]
   Tensor parts;       // [rows * K, hidden] parts_dtype(): row r * K + s receives expert ids[r][s] applied to x[r]
-  Tensor present;     // U8 [rows, K]: 1 where this rank wrote the part
+  Tensor present;     // U8 [rows, K]: 1 where this rank wrote the part; left alone where it has all
   Rounding rounding = Rounding::fused;
   int64_t visits_left = 0;  // chunks of the same tokens that go through the same layer next
   Math math = Math::native;
@@ -86,8 +86,11 @@ class ExpertRunner {
   // The dtype of `parts` for activations of dtype `activations`: F32 where a part is not an expert's whole output.
   virtual DType parts_dtype(DType activations) const = 0;
 
-  // Whether run() has ops run and nothing else: the host then need not see the routing, until further notice.
-  virtual bool runs_on_device() { return false; }
+  // Whether this rank writes a part for every expert.
+  virtual bool has_all() const { return false; }
+
+  // Whether run() has ops run and nothing else, all through the step: the host then need not see the routing.
+  virtual bool runs_on_device() const { return false; }
 
   // Fills parts and present for the experts of this rank. In planning mode (Ops::planning) it asks the ops for the
   // largest scratch that any routing of these shapes can need.

@@ -103,17 +103,6 @@ Step Model::chunk_of(const Step& step, int64_t begin, int64_t rows) const {
   return chunk;
 }
 
-// A number that is the same when a part of a layer meets the same memory again.
-uint64_t Model::Layer::key_of(const Step& step, const Tensor& stack, uint64_t part) const {
-  uint64_t key = part;
-  const auto mix = [&](uint64_t value) { key = (key ^ value) * 0x100000001B3u + (key >> 29); };
-  const void* const addresses[] = {this, stack.data(), step.sequence.tensor(0).data()};
-  for (const void* address : addresses) mix(reinterpret_cast<uintptr_t>(address));
-  mix(static_cast<uint64_t>(step.arena.used_bytes()));
-  mix(static_cast<uint64_t>(step.rounding()));
-  return key;
-}
-
 void Model::Layer::start_mixer(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y,
                                const Tensor& inject) {
   mixer_connection.read(step, stack, x, inject);
@@ -126,33 +115,14 @@ void Model::Layer::start_experts(const Step& step, const Tensor& stack, const Te
   moe.forward(step, x, y);
 }
 
-// x, y [rows, hidden] and inject [rows, streams] are for its use. What decode does alike for every token, whatever its
-// position, the device repeats by itself.
+// x, y [rows, hidden] and inject [rows, streams] are for its use.
 void Model::Layer::forward(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y,
                            const Tensor& inject) {
   if (ngram) ngram->add_to(step, stack);
-  const auto mix = [&] {
-    start_mixer(step, stack, x, y, inject);
-    mixer_connection.write(step, stack, y, inject);
-  };
-  const auto route = [&] {
-    start_experts(step, stack, x, y, inject);
-    moe_connection.write(step, stack, y, inject);
-  };
-  const bool repeats = step.rows() == 1 && step.collective == nullptr && !step.ops.planning() && !step.ops.observed() &&
-                       step.experts.runs_on_device();
-  if (!repeats) {
-    mix();
-    route();
-  } else if (std::holds_alternative<GatedDeltaNet>(mixer)) {
-    step.backend.repeat(key_of(step, stack, 1), [&] {
-      mix();
-      route();
-    });
-  } else {
-    mix();
-    step.backend.repeat(key_of(step, stack, 2), route);
-  }
+  start_mixer(step, stack, x, y, inject);
+  mixer_connection.write(step, stack, y, inject);
+  start_experts(step, stack, x, y, inject);
+  moe_connection.write(step, stack, y, inject);
 }
 
 Tensor Model::forward(Step& step, int64_t chunk, const LayerTap& tap) {
@@ -175,6 +145,12 @@ Tensor Model::forward(Step& step, int64_t chunk, const LayerTap& tap) {
   const Tensor x = step.arena.take(step.dtype(), {rows_max, hidden});
   const Tensor y = step.arena.take(step.dtype(), {rows_max, hidden});
   const Tensor inject = final_mixer_.take_inject(step, rows_max);
+  const bool sums_repeat = step.collective == nullptr || step.collective->runs_on_device(hidden);
+  if (rows == 1 && sums_repeat && !step.ops.planning() && !step.ops.observed()) {
+    forward_one_row(chunk_of(step, 0, 1), stacks, x, y, inject, tap);
+    step.sequence.advance(step.tokens);
+    return stacks;
+  }
   // A plan needs one chunk: the last rows, which see the most positions.
   const int64_t first_row = step.ops.planning() ? rows - rows_max : 0;
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -189,6 +165,110 @@ Tensor Model::forward(Step& step, int64_t chunk, const LayerTap& tap) {
   }
   if (!step.ops.planning()) step.sequence.advance(step.tokens);
   return stacks;
+}
+
+// Work of one row that is alike for every token, whatever its position and its experts, from one thing that is not to
+// the next: the device repeats a stretch by itself.
+class Model::Stretch {
+ public:
+  enum class Part : uint8_t { mix, choose, share, run_experts, combine };
+
+  Stretch(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y, const Tensor& inject)
+      : step_(step), stack_(stack), x_(x), y_(y), inject_(inject) {}
+
+  void add(Layer& layer, Part part) { pieces_.push_back({&layer, part}); }
+
+  // Has the device do what was added.
+  void end() {
+    if (pieces_.empty()) return;
+    step_.backend.repeat(key(), [&] {
+      for (const Piece& piece : pieces_) issue(piece);
+    });
+    pieces_.clear();
+  }
+
+ private:
+  struct Piece {
+    Layer* layer;
+    Part part;
+  };
+
+  // A number that is the same when the same pieces meet the same memory again.
+  uint64_t key() const {
+    uint64_t key = 0;
+    const auto mix = [&](uint64_t value) { key = (key ^ value) * 0x100000001B3u + (key >> 29); };
+    const auto mix_address = [&](const void* address) { mix(reinterpret_cast<uintptr_t>(address)); };
+    mix_address(stack_.data());
+    mix_address(step_.sequence.tensor(0).data());
+    mix(static_cast<uint64_t>(step_.arena.used_bytes()));
+    mix(static_cast<uint64_t>(step_.rounding()));
+    for (const Piece& piece : pieces_) {
+      mix_address(piece.layer);
+      mix(static_cast<uint64_t>(piece.part));
+    }
+    return key;
+  }
+
+  void issue(const Piece& piece) {
+    Layer& layer = *piece.layer;
+    switch (piece.part) {
+      case Part::mix:
+        layer.start_mixer(step_, stack_, x_, y_, inject_);
+        return layer.mixer_connection.write(step_, stack_, y_, inject_);
+      case Part::choose:
+        layer.moe_connection.read(step_, stack_, x_, inject_);
+        return layer.moe.choose(step_, x_);
+      case Part::share:
+        return layer.moe.share(step_);
+      case Part::run_experts:
+        return layer.moe.run_experts(step_, x_);
+      case Part::combine:
+        layer.moe.combine(step_, y_);
+        return layer.moe_connection.write(step_, stack_, y_, inject_);
+    }
+  }
+
+  const Step& step_;
+  const Tensor &stack_, &x_, &y_, &inject_;
+  std::vector<Piece> pieces_;
+};
+
+// As Layer::forward() for each layer. The host comes in where rows of a table arrive, where work depends on the
+// position and, unless the device knows where all experts are, where it has the experts run that were chosen.
+void Model::forward_one_row(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y,
+                            const Tensor& inject, const LayerTap& tap) {
+  using Part = Stretch::Part;
+  Stretch stretch(step, stack, x, y, inject);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    Layer& layer = layers_[i];
+    if (layer.ngram) {
+      stretch.end();
+      layer.ngram->add_to(step, stack);
+    }
+    if (std::holds_alternative<Qsa>(layer.mixer)) {
+      stretch.end();
+      layer.start_mixer(step, stack, x, y, inject);
+      layer.mixer_connection.write(step, stack, y, inject);
+    } else {
+      stretch.add(layer, Part::mix);
+    }
+    stretch.add(layer, Part::choose);
+    if (step.experts.runs_on_device()) {
+      stretch.add(layer, Part::run_experts);
+      stretch.add(layer, Part::share);
+    } else {
+      // Beside the choice, as the device has nothing to do while the host plans.
+      stretch.add(layer, Part::share);
+      stretch.end();
+      layer.moe.run_experts(step, x);
+    }
+    stretch.add(layer, Part::combine);
+    if (tap) {
+      stretch.end();
+      tap(i, stack);
+    }
+  }
+  stretch.end();
 }
 
 int64_t Model::visits(const Step& step, int64_t chunk) {

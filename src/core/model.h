@@ -68,13 +68,13 @@ class Model {
     // the stack.
     void start_mixer(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y, const Tensor& inject);
     void start_experts(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y, const Tensor& inject);
-
-   private:
-    uint64_t key_of(const Step& step, const Tensor& stack, uint64_t part) const;
   };
 
   struct Half;
+  class Stretch;
 
+  void forward_one_row(const Step& step, const Tensor& stack, const Tensor& x, const Tensor& y, const Tensor& inject,
+                       const LayerTap& tap);
   void forward_by_halves(const Step& step, int64_t chunk, const Tensor& stacks, const LayerTap& tap);
   void fill_rope(Step& step) const;
   Step chunk_of(const Step& step, int64_t begin, int64_t rows) const;

@@ -74,13 +74,16 @@ struct Step {
   void linear(const Tensor& x, const Tensor& w, const Tensor& y, Site site = Site::dense) const {
     ops(LinearArgs{.x = x, .w = w, .out = y, .math = math(site, x.dim(0))});
   }
-  // y [rows, n] of dtype A in the step's arena. Its rows are aligned to 16 bytes, which matrix units ask for.
+  // The same into the step's arena.
   Tensor linear(const Tensor& x, const Tensor& w, Site site = Site::dense) const {
-    constexpr int64_t kElements = 8;
-    const int64_t n = w.dim(0);
-    const Tensor y = arena.take(dtype(), {x.dim(0), (n + kElements - 1) / kElements * kElements}).narrow(1, 0, n);
+    const Tensor y = take_product(x.dim(0), w.dim(0));
     linear(x, w, y, site);
     return y;
+  }
+  // [rows, n] of dtype A in the step's arena. Its rows are aligned to 16 bytes, which matrix units ask for.
+  Tensor take_product(int64_t rows, int64_t n) const {
+    constexpr int64_t kElements = 8;
+    return arena.take(dtype(), {rows, (n + kElements - 1) / kElements * kElements}).narrow(1, 0, n);
   }
   // y = x w^T summed over the ranks, each of which has a part of the columns: in FP32, rounded once.
   void linear_all_reduce(const Tensor& x, const Tensor& w, const Tensor& y) const {

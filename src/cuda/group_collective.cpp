@@ -125,7 +125,7 @@ struct DeviceGroup::State {
   double measure_way(int rank, GroupWay way, const Tensor& tensor);
 
   bool has(GroupWay way, int64_t elements) const;
-  GroupWay way_of(const Tensor& tensor) const;
+  GroupWay way_of(int64_t elements, DType dtype) const;
   void all_reduce(int rank, GroupWay way, const Tensor& tensor);
   void wait_and_sum(int rank, const Tensor& tensor);
   void sum_in_order(int rank, const Piece& piece);
@@ -227,9 +227,9 @@ bool DeviceGroup::State::has(GroupWay way, int64_t elements) const {
   return false;
 }
 
-GroupWay DeviceGroup::State::way_of(const Tensor& tensor) const {
-  const GroupWay way = options.only.value_or(choice.of(tensor.bytes()));
-  return has(way, tensor.elements()) ? way : GroupWay::ordered;
+GroupWay DeviceGroup::State::way_of(int64_t elements, DType dtype) const {
+  const GroupWay way = options.only.value_or(choice.of(elements * dtype_bytes(dtype)));
+  return has(way, elements) ? way : GroupWay::ordered;
 }
 
 void DeviceGroup::State::all_reduce(int rank, GroupWay way, const Tensor& tensor) {
@@ -405,7 +405,8 @@ class DeviceGroup::End final : public Collective {
     check(cudaStreamIsCapturing(state_.at(rank_).stream, &capture), "asking for a capture");
     const bool is_captured = capture != cudaStreamCaptureStatusNone;
     OFL_ASSERT(!is_captured || (!state_.is_shared && tensor.elements() <= kWaitingElementsMost));
-    state_.all_reduce(rank_, is_captured ? GroupWay::waiting : state_.way_of(tensor), tensor);
+    const GroupWay way = is_captured ? GroupWay::waiting : state_.way_of(tensor.elements(), tensor.dtype());
+    state_.all_reduce(rank_, way, tensor);
   }
 
   void start_sum(const Tensor& tensor) override {
@@ -425,6 +426,9 @@ class DeviceGroup::End final : public Collective {
   }
 
   bool sums_are_slow() const override { return state_.choice.is_slow; }
+  bool runs_on_device(int64_t elements) const override {
+    return state_.way_of(elements, DType::f32) == GroupWay::waiting;
+  }
   Lane* sum_lane() override { return &state_.at(rank_).backend->sum_lane(); }
 
   void follow_compute() override {

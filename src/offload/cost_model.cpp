@@ -163,6 +163,11 @@ int64_t CostModel::expert_ns(const ExpertShape& shape, int64_t rows) const {
                      gemm_seconds(rows, shape.hidden, shape.intermediate, down_bytes + row_bytes));
 }
 
+int64_t CostModel::batch_ns(int64_t rows) const {
+  if (rows <= kCanonicalRowsMax && expert_bytes_per_s_ > 0) return 0;  // measured as a whole
+  return nanoseconds(2 * machine_.device.launch_gap_s);
+}
+
 int64_t CostModel::expert_zero_copy_ns(const ExpertShape& shape, int64_t rows) const {
   if (!has_link()) return expert_ns(shape, rows);
   const double link_s = static_cast<double>(shape.block_bytes()) / (link_bytes_per_s() * kZeroCopyEfficiency);
@@ -181,6 +186,14 @@ int64_t CostModel::expert_host_ns(const ExpertShape& shape, int64_t rows) const 
 
 int64_t CostModel::wait_ns() const {
   return nanoseconds(machine_.host.wait_s);
+}
+
+int64_t CostModel::plan_ns() const {
+  return nanoseconds(machine_.host.plan_s);
+}
+
+int64_t CostModel::launch_ns() const {
+  return nanoseconds(machine_.host.launch_s);
 }
 
 }  // namespace offload

@@ -52,11 +52,16 @@ class CostModel {
 
   // One expert, or a slice of it, over `rows` rows: out of device memory, read over the link, on the host's cores.
   int64_t expert_ns(const ExpertShape& shape, int64_t rows) const;
+  // The part of expert_ns() that only the first run of a batch takes.
+  int64_t batch_ns(int64_t rows) const;
   int64_t expert_zero_copy_ns(const ExpertShape& shape, int64_t rows) const;
   int64_t expert_host_ns(const ExpertShape& shape, int64_t rows) const;
   bool has_host() const { return machine_.host.dram_bytes_per_s > 0; }
   bool has_link() const { return machine_.link.h2d_bytes_per_s > 0; }
+  // The host's: from the end of a device op until it goes on; until it has a layer's plan; to issue a batch of experts.
   int64_t wait_ns() const;
+  int64_t plan_ns() const;
+  int64_t launch_ns() const;
 
   int64_t world() const { return world_; }
   const Machine& machine() const { return machine_; }

@@ -151,7 +151,8 @@ std::unique_ptr<RankContext> Engine::plan_rank(const EngineOptions& options, con
                            .cache = options.cache,
                            .verify = options.verify_ranks,
                            .trace = traces_.empty() ? nullptr : traces_[static_cast<size_t>(rank)].get()};
-  if (world == 1 && !backend.uses_host_memory()) rank_options.cache.routes_on_device = true;
+  // Ranks that are to be verified show their hosts what they route.
+  if (!backend.uses_host_memory() && (world == 1 || !options.verify_ranks)) rank_options.cache.routes_on_device = true;
   Ops* host_ops = devices.host_ops.empty() ? nullptr : devices.host_ops[static_cast<size_t>(rank)];
   const auto make = [&] {
     return std::make_unique<RankContext>(spec_, rank_options, backend, host_ops, collective, *source_, *residency_);
@@ -285,7 +286,7 @@ void Engine::feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows
     run_ranks([&](int rank) {
       const auto r = static_cast<size_t>(rank);
       ranks_[r]->forward(sequence.ranks_[r], tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(size)),
-                         phase, rank == 0 ? tap : Model::LayerTap{});
+                         phase, begin + size < count, rank == 0 ? tap : Model::LayerTap{});
     });
     last_row_ = size - 1;
     if (rows == LogitRows::all) emit_logits(0, size, begin, sink);

@@ -127,7 +127,9 @@ class Engine {
   int64_t cpu_expert_bytes() const;
   RoutingShape routing_shape() const;
   // Each step's routing goes to `recorder` from now on; null: no longer. The recorder outlives its use.
-  void record_routing(RoutingRecorder* recorder) { ranks_.front()->record_routing(recorder); }
+  void record_routing(RoutingRecorder* recorder) {
+    for (const auto& rank : ranks_) rank->record_routing(recorder);
+  }
   // What ran since the load or the last clear_trace(), one buffer per rank; none without trace_events. Waits for the
   // work under way.
   std::vector<const TraceBuffer*> trace();

@@ -35,6 +35,7 @@ ExpertExecutor::ExpertExecutor(Backend& backend, Ops* host_ops, const Residency&
   begins_.resize(static_cast<size_t>(experts) + 1);
   runs_.reserve(static_cast<size_t>(experts));
   for (int64_t e = 0; e < experts; ++e) owned_.push_back(std::byte{residency.owns(rank, e)});
+  has_all_ = std::all_of(owned_.begin(), owned_.end(), [](std::byte is_owned) { return is_owned == std::byte{1}; });
   if (options_.slots == 0) return;
   cache_ = std::make_unique<ExpertCache>(residency.layers(), experts, options_.slots);
   const bool whole = residency.form() == ShardForm::expert;
@@ -48,6 +49,7 @@ ExpertExecutor::ExpertExecutor(Backend& backend, Ops* host_ops, const Residency&
                                                          .zero_copy_permille = options_.zero_copy_permille,
                                                          .off_slab_rows_max = kCanonicalRowsMax});
   filling_.reserve(static_cast<size_t>(options_.slots));
+  awaited_.reserve(static_cast<size_t>(experts));
   planned_.reserve(static_cast<size_t>(options_.slots));
   if (options_.host_permille == 0) return;
   OFL_ASSERT(host_ops != nullptr);
@@ -64,11 +66,6 @@ void ExpertExecutor::allocate_staging() {
   if (host_) host_->allocate();
 }
 
-void ExpertExecutor::begin_step(Phase phase) {
-  issue_lookahead();
-  phase_ = phase;
-}
-
 // The host buffers that go to the device here are written again only after the next layer's routing has come from it,
 // which is behind them on the compute lane.
 void ExpertExecutor::run(const RoutedExperts& step) {
@@ -79,7 +76,7 @@ void ExpertExecutor::run(const RoutedExperts& step) {
   present_.resize(slots);
   if (backend_.ops().planning()) return plan(step);
   issue_lookahead();
-  if (runs_on_device()) return run_on_device(step);
+  if (runs_on_device_) return run_on_device(step);
 
   std::optional<HostSpan> wait(std::in_place, trace_, "wait_routing",
                                TraceSubject{.layer = static_cast<int32_t>(step.layer)});
@@ -90,9 +87,9 @@ void ExpertExecutor::run(const RoutedExperts& step) {
     routing_hash_ = mixed_in(routing_hash_, static_cast<uint64_t>(ids_[i]));
   }
   group_by_expert(step.ids.dim(1));
-  backend_.compute_lane().copy_in(present_, step.present);
+  if (!has_all_) backend_.compute_lane().copy_in(present_, step.present);
   wait.reset();
-  if (recorder_ != nullptr) recorder_->record(step.layer, phase_, ids_);
+  if (recorder_ != nullptr && rank_ == 0) recorder_->record(step.layer, phase_, ids_);
   if (cache_ != nullptr)
     run_from_cache(step);
   else
@@ -104,12 +101,19 @@ int64_t ExpertExecutor::directory_bytes() const {
   return residency_.layers() * residency_.local_shape().experts * dtype_bytes(DType::i32);
 }
 
-// Whether nothing will be copied or evicted any more and nobody asks for the routing. The first time, the device gets
-// the directory of the slots.
-bool ExpertExecutor::runs_on_device() {
-  if (!options_.routes_on_device || cache_ == nullptr || !policy_->is_complete() || recorder_ != nullptr) return false;
-  if (directory_) return true;
+bool ExpertExecutor::could_run_on_device() const {
+  return options_.routes_on_device && cache_ != nullptr && policy_->is_complete() && recorder_ == nullptr;
+}
+
+void ExpertExecutor::begin_step(const StepStart& start) {
   issue_lookahead();
+  phase_ = start.phase;
+  continues_ = start.continues;
+  runs_on_device_ = start.all_could_run_on_device && could_run_on_device();
+  if (runs_on_device_ && !directory_) upload_directory();
+}
+
+void ExpertExecutor::upload_directory() {
   wait_for_lookahead(filling_.size());
   const int64_t layers = residency_.layers(), experts = residency_.local_shape().experts;
   std::vector<int32_t> slots;
@@ -118,7 +122,6 @@ bool ExpertExecutor::runs_on_device() {
       slots.push_back(static_cast<int32_t>(policy_->slot_of({static_cast<int32_t>(layer), static_cast<int32_t>(e)})));
   directory_ = Tensor(slot_data(options_.slots), DType::i32, {layers, experts});
   backend_.upload(std::as_bytes(std::span(slots)), directory_);
-  return true;
 }
 
 void ExpertExecutor::run_on_device(const RoutedExperts& step) {
@@ -168,12 +171,10 @@ void ExpertExecutor::run_in_place(const RoutedExperts& step) {
   compute(step, runs_);
 }
 
-// The copy starts when the slot's last reader is done.
 void ExpertExecutor::issue_copy(std::string_view name, ExpertKey key, int64_t slot) {
   if (cache_->is_filling(slot)) cache_->end_fill(slot);  // nobody waited for what look-ahead had put there
   cache_->begin_fill(slot, key);
   Lane& lane = backend_.copy_lane();
-  lane.wait(read_event(slot));
   const int64_t bytes = residency_.local_shape().block_bytes();
   traced_on_lane(trace_, lane, SimLane::copy, name, {.layer = key.layer, .expert = key.expert, .bytes = bytes}, [&] {
     lane.copy_in({residency_.block(rank_, key.layer, key.expert), static_cast<size_t>(bytes)},
@@ -236,11 +237,13 @@ void ExpertExecutor::add_run(int32_t layer, const PlannedRun& run) {
 }
 
 // Carries out the policy's plan. Copies are issued as early as the plan allows, as soon as the run that reads their
-// slot last has been issued, but for kCopiesAhead; a run waits for its own copy alone. The host computes its share when
-// the device has all of its own to do.
+// slot last has been issued, but for kCopiesAhead; a run waits for its own copy alone. What read a slot in earlier
+// plans is done: this layer's routing came from behind it on the compute lane. The host computes its share when the
+// device has all of its own to do.
 void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
   const auto layer = static_cast<int32_t>(step.layer);
-  const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0), step.visits_left};
+  const LayerRouting routing{active_.collect(std::span<const int32_t>(ids_)), step.ids.dim(0), step.visits_left,
+                             continues_};
   const LayerPlan plan = policy_->on_routed(step.layer, routing, phase_);
   // Before anything is issued on the compute lane, which the download waits for.
   const auto on_host = [](const PlannedRun& run) { return run.where == RunWhere::host; };
@@ -258,9 +261,13 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
     for (; copies_issued_to < end; ++copies_issued_to) {
       const PlannedRun& run = run_at(copies_issued_to);
       if (run.copy_first && run.after_run >= runs_issued) return;
+      if (run.after_run >= 0) backend_.copy_lane().wait(read_event(run.slot));
       if (run.copy_first) issue_copy("copy", {layer, run.expert}, run.slot);
     }
   };
+  awaited_.assign(plan.runs.size(), false);  // by a copy into their slot
+  for (const PlannedRun& run : plan.runs)
+    if (run.after_run >= 0) awaited_[static_cast<size_t>(run.after_run)] = true;
   host_runs_.clear();
   for (int64_t i = 0; i < count;) {
     issue_copies(i);
@@ -269,8 +276,8 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
     do add_run(layer, run_at(i++));
     while (i < count && goes_with(run_at(begin), run_at(i)));
     compute(step, runs_);
-    for (int64_t r = begin; r < i && !policy_->is_complete(); ++r)
-      if (run_at(r).where == RunWhere::slab) backend_.compute_lane().record(read_event(run_at(r).slot));
+    for (int64_t r = begin; r < i; ++r)
+      if (awaited_[static_cast<size_t>(r)]) backend_.compute_lane().record(read_event(run_at(r).slot));
   }
   planned_.assign(plan.lookahead.begin(), plan.lookahead.end());
   if (phase_ == Phase::decode) issue_lookahead();

@@ -32,8 +32,8 @@ struct ExpertCacheOptions {
   // Shares of the decode experts that miss the slots and run where they lie: by the host's cores, or by the device's
   // ops, which then must be able to read the host shards. See PolicyOptions.
   int64_t host_permille = 0, zero_copy_permille = 0;
-  // Once every expert of the rank has a slot, the device reads a layer's routing itself and the host waits for none.
-  // What it then runs is not counted as hits, and a step has no routing hash: for one rank.
+  // Once every expert of every rank has a slot, the device reads a layer's routing itself and the host waits for none.
+  // What it then runs is not counted as hits, nor is the routing part of the hash.
   bool routes_on_device = false;
 };
 
@@ -59,14 +59,24 @@ class ExpertExecutor final : public ExpertRunner {
 
   // Null: nothing is recorded. The trace outlives the executor.
   void set_trace(RankTrace* trace) { trace_ = trace; }
-  // Null: no routing is recorded. The recorder outlives its use.
+  // Null: no routing is recorded. The recorder outlives its use, gets the routing from rank 0 and keeps the others'
+  // hosts looking at theirs.
   void set_recorder(RoutingRecorder* recorder) { recorder_ = recorder; }
 
-  // A step begins; says which rules the policy goes by. REQUIRES: at most kCanonicalRowsMax rows of decode.
-  void begin_step(Phase phase);
+  // Whether nothing will be copied or evicted any more, so that the host need not see a step's routing.
+  bool could_run_on_device() const;
+
+  struct StepStart {
+    Phase phase = Phase::decode;           // which rules the policy goes by
+    bool continues = false;                // another step of the same prompt comes next
+    bool all_could_run_on_device = false;  // all ranks, when the step before ended
+  };
+  // REQUIRES: at most kCanonicalRowsMax rows of decode.
+  void begin_step(const StepStart& start);
 
   void run(const RoutedExperts& step) override;
-  bool runs_on_device() override;
+  bool runs_on_device() const override { return runs_on_device_; }
+  bool has_all() const override { return has_all_; }
   DType parts_dtype(DType activations) const override {
     return residency_.form() == ShardForm::slice && residency_.world() > 1 ? DType::f32 : activations;
   }
@@ -88,6 +98,7 @@ class ExpertExecutor final : public ExpertRunner {
   void run_from_cache(const RoutedExperts& step);
   void run_on_device(const RoutedExperts& step);
   int64_t directory_bytes() const;
+  void upload_directory();
   void issue_copy(std::string_view name, ExpertKey key, int64_t slot);
   void add_run(int32_t layer, const PlannedRun& run);
   ExpertRun run_of(const std::byte* block, int64_t expert) const;
@@ -98,7 +109,7 @@ class ExpertExecutor final : public ExpertRunner {
   bool is_under_way(const PlannedCopy& ahead) const;
   size_t lookahead_of(int32_t layer) const;
   std::byte* slot_data(int64_t slot) const { return static_cast<std::byte*>(slab_.data()) + slot * slot_bytes_; }
-  // Events of a slot: its content has arrived; its last reader is done.
+  // Events of a slot: its content has arrived; a reader is done that a copy of the same plan waits for.
   int ready_event(int64_t slot) const { return static_cast<int>(2 * slot); }
   int read_event(int64_t slot) const { return static_cast<int>(2 * slot + 1); }
 
@@ -108,11 +119,14 @@ class ExpertExecutor final : public ExpertRunner {
   ExpertCacheOptions options_;
   int64_t slot_bytes_;
   Phase phase_ = Phase::decode;
+  bool continues_ = false;
   std::unique_ptr<ExpertCache> cache_;
   std::unique_ptr<ExpertPolicy> policy_;
   std::optional<HostExperts> host_;
   ActiveExperts active_;
   std::vector<std::byte> owned_;  // by expert: 1 where its block is this rank's
+  bool has_all_ = false;          // is 1 for all
+  bool runs_on_device_ = false;   // in this step
   Tensor slab_;
   Tensor directory_;                  // I32 [layers, experts] on the device: the slot of each expert, once all have one
   std::vector<PlannedCopy> planned_;  // look-ahead that is not issued yet
@@ -123,6 +137,7 @@ class ExpertExecutor final : public ExpertRunner {
   std::vector<int32_t> rows_, out_rows_;
   std::vector<ExpertRun> runs_, host_runs_;
   std::vector<std::byte> present_;
+  std::vector<bool> awaited_;  // by run of the plan
   int64_t runs_done_ = 0, host_runs_done_ = 0, copies_ = 0;
   uint64_t routing_hash_ = 0;
   RankTrace* trace_ = nullptr;

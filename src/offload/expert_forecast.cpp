@@ -13,6 +13,13 @@ constexpr int64_t kPrefillWeightRows = 8;
 // Counts are halved here, so that a rate follows what text does to it.
 constexpr uint32_t kTrialsMax = 1u << 16;
 
+// 0, 1 | 2, 3 | 4-5, 6-7 | 8-11, 12-15 | ...: two of them an octave. A float's exponent and the first digit behind it.
+// REQUIRES: at most 2^24.
+size_t half_octave(uint32_t value) {
+  constexpr uint32_t kOne = 127 * 2;
+  return value < 2 ? value : (std::bit_cast<uint32_t>(static_cast<float>(value)) >> 22) - kOne;
+}
+
 size_t prefill_bucket(uint8_t touched, uint8_t known) {
   if ((known & 1) == 0) return 4;  // never seen
   return static_cast<size_t>((touched & 1) * 2 + ((touched >> 1) & 1));
@@ -77,27 +84,21 @@ void ExpertForecast::observe(int64_t layer, std::span<const ActiveExpert> active
     for (const ActiveExpert& one : active) last_set_.push_back(one.expert);
 }
 
-size_t ExpertForecast::bucket(const Past& past, uint32_t visits) const {
-  const uint32_t age = past.last_visit == 0 ? 0xFFFF : visits - past.last_visit;  // 0: used at the last visit
-  // 0 1 2 3 | 4 5 | 6 7 | 8-11 | 12-15 | ... half octaves
-  const int width = std::bit_width(age);
-  const size_t ages = width <= 2 ? age : static_cast<size_t>(2 * width - 2) + (age >> (width - 2) & 1);
-  const int bits = std::bit_width(static_cast<uint32_t>(past.share));
-  const size_t shares =
-      bits < 2 ? static_cast<size_t>(bits) : static_cast<size_t>(2 * bits - 2) + (past.share >> (bits - 2) & 1);
-  return std::min(ages, kAges - 1) * kShares + shares;
+inline size_t ExpertForecast::bucket(const Past& past, uint32_t visits) const {
+  constexpr uint32_t kOld = 0xFFFF;
+  const uint32_t age = past.last_visit == 0 ? kOld : std::min(visits - past.last_visit, kOld);  // 0: at the last visit
+  return std::min(half_octave(age), kAges - 1) * kShares + half_octave(past.share);
 }
 
 void ExpertForecast::observe_decode(int64_t layer) {
-  uint32_t& visits = visits_[static_cast<size_t>(layer)];
+  const uint32_t visit = visits_[static_cast<size_t>(layer)]++;
   for (int64_t e = 0; e < shape_.experts; ++e) {
     Past& past = past_[index(layer, e)];
     const bool used = active_[static_cast<size_t>(e)] != 0;
-    rates_[bucket(past, visits)].count(used);
+    rates_[bucket(past, visit)].count(used);
     past.share = static_cast<uint16_t>(past.share + (((used ? 65535 : 0) - past.share) >> kShareShift));
-    if (used) past.last_visit = visits + 1;
+    if (used) past.last_visit = visit + 1;
   }
-  ++visits;
 }
 
 void ExpertForecast::observe_prefill(int64_t layer, std::span<const ActiveExpert> active, int64_t rows) {

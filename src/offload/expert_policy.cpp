@@ -87,6 +87,7 @@ LayerPlan ExpertPolicy::on_routed(int64_t layer, const LayerRouting& routing, Ph
   is_grouped_ = routing.visits_left > 0 || (layer == layer_ && visits_left_ > 0);
   layer_ = layer;
   visits_left_ = routing.visits_left;
+  continues_ = routing.continues;
   is_complete_ = free_.empty() && options_.slots == owned() * options_.shape.layers;
   ++plan_;
   runs_.clear();
@@ -128,7 +129,7 @@ void ExpertPolicy::plan_residents(const LayerRouting& routing) {
     slot(ranked.slot).staged = false;
     ranked = ranked_now(ranked.slot);
   }
-  std::sort(list.begin(), list.end(), is_needed_before);
+  std::make_heap(list.begin(), list.end(), IsNeededBefore());
 }
 
 void ExpertPolicy::plan_off_slab(Phase phase) {
@@ -221,7 +222,7 @@ void ExpertPolicy::gather_ring(size_t count, Phase phase) {
     residents_.clear();
     for (const PlannedRun& run : runs_)
       if (run.where == RunWhere::slab) residents_.push_back(ranked_now(run.slot));
-    std::sort(residents_.begin(), residents_.end(), is_needed_before);
+    std::sort(residents_.begin(), residents_.end(), IsNeededBefore());
     for (; ring_.size() < ring_min && !residents_.empty(); residents_.pop_back())
       ring_.push_back(residents_.back().slot);
   }
@@ -231,25 +232,19 @@ void ExpertPolicy::gather_ring(size_t count, Phase phase) {
 // Puts the plan's experts that are still in a slot back into the layer's list.
 void ExpertPolicy::rank_layer(int64_t layer) {
   if (is_complete_) return;
-  constexpr size_t kFew = 32;  // below, inserting is cheaper than sorting anew
-  std::vector<Ranked>& list = ranked_[static_cast<size_t>(layer)];
-  for (const PlannedRun& run : runs_) {
-    if (run.where != RunWhere::slab || slot(run.slot).key.expert != run.expert) continue;
-    if (runs_.size() < kFew) {
+  for (const PlannedRun& run : runs_)
+    if (run.where == RunWhere::slab && slot(run.slot).key.expert == run.expert)
       insert_ranked(layer, ranked_now(run.slot));
-    } else {
-      list.push_back(ranked_now(run.slot));
-    }
-  }
-  if (runs_.size() >= kFew) std::sort(list.begin(), list.end(), is_needed_before);
 }
 
 void ExpertPolicy::plan_lookahead(Phase phase) {
   if (options_.lookahead_layers == 0 || options_.shape.layers == 1) return;
   if (phase == Phase::decode) return look_ahead_in_decode();
+  // Behind the end of a prompt no expert of a chunk is wanted: decode would wait for copies that it does not need.
+  const int64_t layers_left = continues_ ? options_.shape.layers - 1 : options_.shape.layers - 1 - layer_;
   // A layer that returns gets a slot for each of its experts first.
   int64_t room = options_.slots - (returns() ? owned() : 0);
-  for (int64_t ahead = 1; ahead <= std::min<int64_t>(options_.lookahead_layers, options_.shape.layers - 1); ++ahead)
+  for (int64_t ahead = 1; ahead <= std::min<int64_t>(options_.lookahead_layers, layers_left); ++ahead)
     room = look_ahead_in_prefill((layer_ + ahead) % options_.shape.layers,
                                  stream_slots() / (options_.lookahead_layers + 1), room);
 }
@@ -326,10 +321,6 @@ bool ExpertPolicy::is_candidate_before(const Candidate& a, const Candidate& b) {
   return a.delay != b.delay ? a.delay < b.delay : a.expert < b.expert;
 }
 
-bool ExpertPolicy::is_needed_before(const Ranked& a, const Ranked& b) {
-  return a.delay != b.delay ? a.delay < b.delay : a.slot < b.slot;
-}
-
 ExpertPolicy::Ranked ExpertPolicy::ranked_now(int32_t s) {
   const Slot& held = slot(s);
   return {options_.kind == PolicyKind::lru ? -static_cast<double>(held.used_at) : delay(held.key), s};
@@ -355,24 +346,25 @@ int32_t ExpertPolicy::take_victim(double delay_min) {
   double worst = delay_min;
   for (size_t l = 0; l < ranked_.size(); ++l) {
     if (ranked_[l].empty()) continue;
-    const double d = delay_now(ranked_[l].back(), static_cast<int64_t>(l));
+    const double d = delay_now(ranked_[l].front(), static_cast<int64_t>(l));
     if (d <= worst) continue;
     worst = d;
     from = static_cast<int64_t>(l);
   }
   if (from < 0) return -1;
   std::vector<Ranked>& list = ranked_[static_cast<size_t>(from)];
-  const int32_t s = list.back().slot;
+  const int32_t s = list.front().slot;
   if (slot(s).plan == plan_) return -1;
+  std::pop_heap(list.begin(), list.end(), IsNeededBefore());
   list.pop_back();
   return s;
 }
 
 void ExpertPolicy::insert_ranked(int64_t layer, Ranked ranked) {
   std::vector<Ranked>& list = ranked_[static_cast<size_t>(layer)];
-  const auto at = std::lower_bound(list.begin(), list.end(), ranked, is_needed_before);
   OFL_ASSERT(list.size() < list.capacity());
-  list.insert(at, ranked);
+  list.push_back(ranked);
+  std::push_heap(list.begin(), list.end(), IsNeededBefore());
 }
 
 void ExpertPolicy::place(int32_t s, ExpertKey key) {
@@ -398,7 +390,7 @@ void ExpertPolicy::check() const {
     listed += ranked_[l].size();
     for (const Ranked& ranked : ranked_[l])
       OFL_ASSERT(slots_[static_cast<size_t>(ranked.slot)].key.layer == static_cast<int32_t>(l));
-    OFL_ASSERT(std::is_sorted(ranked_[l].begin(), ranked_[l].end(), is_needed_before));
+    OFL_ASSERT(std::is_heap(ranked_[l].begin(), ranked_[l].end(), IsNeededBefore()));
   }
   const auto mapped = std::count_if(slot_of_.begin(), slot_of_.end(), [](int32_t s) { return s >= 0; });
   OFL_ASSERT(held == listed && held == static_cast<size_t>(mapped) && held + free_.size() == slots_.size());

@@ -56,6 +56,7 @@ struct LayerRouting {
   std::span<const ActiveExpert> active;  // distinct, of all ranks, in any order
   int64_t rows = 0;
   int64_t visits_left = 0;  // routings of the same layer that come next: other chunks of a prompt
+  bool continues = false;   // behind the last layer comes the first one again, with more of the prompt
 };
 
 // Distinct active experts of ids [rows, top_k], by ascending id. Owns the buffers; allocates at construction only.
@@ -129,10 +130,15 @@ class ExpertPolicy {
   const PolicyCounts& counts(Phase phase) const { return counts_[phase == Phase::decode ? 1 : 0]; }
 
  private:
-  // A resident of a layer that may be evicted. The layer's list ends with the next to go.
+  // A resident of a layer that may be evicted. The layer's list is a heap with the next to go in front.
   struct Ranked {
     double delay;  // adaptive: expected visits of its layer until it is needed, the next one being 0
     int32_t slot;
+  };
+  struct IsNeededBefore {
+    bool operator()(const Ranked& a, const Ranked& b) const {
+      return a.delay != b.delay ? a.delay < b.delay : a.slot < b.slot;
+    }
   };
   struct Slot {
     ExpertKey key;
@@ -149,7 +155,6 @@ class ExpertPolicy {
 
   size_t index(ExpertKey key) const { return static_cast<size_t>(key.layer * options_.shape.experts + key.expert); }
   Slot& slot(int32_t s) { return slots_[static_cast<size_t>(s)]; }
-  static bool is_needed_before(const Ranked& a, const Ranked& b);
   static bool is_candidate_before(const Candidate& a, const Candidate& b);
   Ranked ranked_now(int32_t s);
   double delay(ExpertKey key) const;
@@ -177,6 +182,7 @@ class ExpertPolicy {
   PolicyCounts counts_[2];
   int64_t layer_ = 0, plan_ = 0, uses_ = 0;
   int64_t visits_left_ = 0;                   // of the current plan's routing
+  bool continues_ = false;                    // see LayerRouting
   bool is_grouped_ = false;                   // its layer is visited by several chunks in turn
   bool is_complete_ = false;                  // every expert of this rank has a slot, for good
   int64_t host_due_ = 0, zero_copy_due_ = 0;  // in 1/1000 of a run

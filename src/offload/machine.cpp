@@ -113,6 +113,8 @@ HostRates read_host(MachineFields fields) {
   out.dram_with_h2d_bytes_per_s = fields.number("dram_with_h2d_gib_s", kRateMin, kRateMax, 0) * kGib;
   out.fma_flops = fields.number("fma_tflops", 1e-6, kRateMax, 0) * 1e12;
   out.wait_s = fields.number("wait_us", 0, kMicrosecondsMax, 0) * 1e-6;
+  out.plan_s = fields.number("plan_us", 0, kMicrosecondsMax, 0) * 1e-6;
+  out.launch_s = fields.number("launch_us", 0, kMicrosecondsMax, 0) * 1e-6;
   out.pin_bytes_per_s = fields.number("pin_gib_s", kRateMin, kRateMax, 0) * kGib;
   fields.finish();
   return out;
@@ -219,6 +221,8 @@ std::string machine_text(const Machine& machine) {
   known("dram_with_h2d_gib_s", machine.host.dram_with_h2d_bytes_per_s / kGib);
   known("fma_tflops", machine.host.fma_flops * 1e-12);
   known("wait_us", machine.host.wait_s * 1e6);
+  known("plan_us", machine.host.plan_s * 1e6);
+  known("launch_us", machine.host.launch_s * 1e6);
   known("pin_gib_s", machine.host.pin_bytes_per_s / kGib);
   out["host"] = host;
   if (machine.disk_bytes_per_s > 0) out["disk_gib_s"] = rounded(machine.disk_bytes_per_s / kGib);

@@ -51,6 +51,8 @@ struct HostRates {
   double dram_with_h2d_bytes_per_s = 0;  // the same while every link copies; 0: as without
   double fma_flops = 0;                  // FP32, all cores; 0: not known
   double wait_s = 0;                     // from the end of a device op until the host goes on
+  double plan_s = 0;                     // from a layer's routing to the first thing issued for it
+  double launch_s = 0;                   // to issue one batch of experts
   double pin_bytes_per_s = 0;            // first touch and pinning of fresh memory; 0: not known
 };
 

@@ -232,6 +232,8 @@ void Search::add_levers(Plan& plan) {
       for (CollectivePoint& point : m.collective) point.duration_s /= kImprovement;
     });
   if (machine_.host.wait_s > 0) improve("host.wait_us", [](Machine& m) { m.host.wait_s /= kImprovement; });
+  if (machine_.host.plan_s > 0) improve("host.plan_us", [](Machine& m) { m.host.plan_s /= kImprovement; });
+  if (machine_.host.launch_s > 0) improve("host.launch_us", [](Machine& m) { m.host.launch_s /= kImprovement; });
   if (plan.options.policy.host_permille > 0)
     improve("host.dram_gib_s", [](Machine& m) {
       m.host.dram_bytes_per_s *= kImprovement;

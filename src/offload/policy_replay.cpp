@@ -30,8 +30,12 @@ Replay replay(ExpertPolicy& policy, const RoutingTrace& trace, int64_t begin, in
   ActiveExperts active(trace.shape().experts);
   for (int64_t s = begin; s < end; ++s) {
     ++(trace.phase(s) == Phase::decode ? out.decode : out.prefill).steps;
+    const bool continues = s + 1 < trace.steps() && trace.phase(s + 1) == Phase::prefill;
     for (int64_t l = 0; l < trace.shape().layers; ++l)
-      policy.on_routed(l, {active.collect(trace.ids(s, l)), trace.rows(s)}, trace.phase(s));
+      policy.on_routed(
+          l,
+          {.active = active.collect(trace.ids(s, l)), .rows = trace.rows(s), .visits_left = 0, .continues = continues},
+          trace.phase(s));
   }
   out.prefill.counts = difference(policy.counts(Phase::prefill), prefill);
   out.decode.counts = difference(policy.counts(Phase::decode), decode);

@@ -118,11 +118,11 @@ void RankContext::plan_step(Model& model, SequenceState& sequence, Arena& arena,
   step.ops(ArgmaxArgs{.x = logits.narrow(0, 0, 1), .ids = arena.take(DType::i32, {1})});
 }
 
-void RankContext::forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase,
+void RankContext::forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase, bool continues,
                           const Model::LayerTap& tap) {
   const auto rows = static_cast<int64_t>(tokens.size());
   std::optional<StepSpan> span;
-  executor_.begin_step(phase);
+  executor_.begin_step({.phase = phase, .continues = continues, .all_could_run_on_device = all_could_run_on_device_});
   arena_ = Arena(workspace_.data(), arena_bytes_);
   step_.emplace(step_of(sequence, tokens, arena_, sequence.length()));
   if (options_.trace != nullptr)
@@ -136,11 +136,22 @@ void RankContext::forward(SequenceState& sequence, std::span<const int32_t> toke
   }
   hidden_ = arena_.take(step_->dtype(), {std::min(step_->rows(), options_.chunk), spec_.hidden});
   hidden_first_ = -1;
-  if (collective_ != nullptr && !collective_->all_equal(executor_.routing_hash()))
-    throw_error(ErrorCode::internal, "the ranks routed a step differently; this is a bug of the build or the hardware");
+  compare_routings();
   if (selections_ && !collective_->all_equal(selections_->value()))
     throw_error(ErrorCode::internal,
                 "the ranks selected different blocks in a step; this is a bug of the build or the hardware");
+}
+
+// The ranks agree, too, on whose word the next step's experts run: a device's that reads the routing itself or a host's
+// that has seen it. Both numbers are compared in one meeting, as they are alike but for the steps in which the last
+// experts of a rank come.
+void RankContext::compare_routings() {
+  const bool could = executor_.could_run_on_device();
+  const uint64_t hash = executor_.routing_hash();
+  const bool is_alike = collective_ == nullptr || collective_->all_equal(could ? ~hash : hash);
+  all_could_run_on_device_ = could && is_alike;
+  if (!is_alike && !collective_->all_equal(hash))
+    throw_error(ErrorCode::internal, "the ranks routed a step differently; this is a bug of the build or the hardware");
 }
 
 // After a step that was cut short: what it has on a lane must not write into the next one's workspace.

@@ -72,10 +72,11 @@ class RankContext {
   const StateLayout& layout() const { return layout_; }
   const ExpertExecutor& executor() const { return executor_; }
 
-  // Advances `sequence` by `tokens`, at most a group; logits() may be asked for until the next forward(), while
-  // `sequence` lives. Throws Error{internal} when the ranks were not routed alike or, with RankOptions::verify,
-  // selected other blocks; Aborted when another rank failed.
-  void forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase, const Model::LayerTap& tap);
+  // Advances `sequence` by `tokens`, at most a group; `continues` says that more of the same prompt comes next.
+  // logits() may be asked for until the next forward(), while `sequence` lives. Throws Error{internal} when the ranks
+  // were not routed alike or, with RankOptions::verify, selected other blocks; Aborted when another rank failed.
+  void forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase, bool continues,
+               const Model::LayerTap& tap);
 
   // For rows [begin, begin + count) of the last forward: out[r * stride + v] for v in vocab(). REQUIRES: count <=
   // kLogitTile, rows of one chunk.
@@ -96,6 +97,7 @@ class RankContext {
  private:
   Step step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first);
   Tensor logit_tile(int64_t begin, int64_t count);
+  void compare_routings();
   int64_t plan_steps(Model& model, const StateLayout& layout, Arena& arena);
   void plan_step(Model& model, SequenceState& sequence, Arena& arena, std::span<const int32_t> tokens);
 
@@ -113,6 +115,7 @@ class RankContext {
 
   int64_t arena_bytes_ = 0, scratch_bytes_ = 0;
   bool has_lanes_ = false;
+  bool all_could_run_on_device_ = false;  // all ranks' experts, when the last step ended
   Buffer weights_, workspace_, scratch_, slab_;
   std::optional<Model> model_;
   Arena arena_;

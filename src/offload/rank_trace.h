@@ -105,6 +105,7 @@ class TracedCollective final : public Collective {
   void finish_sum() override { collective_.finish_sum(); }
   Lane* sum_lane() override { return collective_.sum_lane(); }
   bool sums_are_slow() const override { return collective_.sums_are_slow(); }
+  bool runs_on_device(int64_t elements) const override { return collective_.runs_on_device(elements); }
   void follow_compute() override { collective_.follow_compute(); }
   bool all_equal(uint64_t value) override;
   void abort() noexcept override { collective_.abort(); }

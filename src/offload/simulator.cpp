@@ -53,6 +53,7 @@ class Run {
     Phase phase;
     int32_t layer;
     int64_t visits_left;  // chunks that go through the same layer next
+    bool continues;       // more of the prompt passes all layers
   };
 
   const StepTimes& times(int64_t rows, int64_t first);
@@ -76,8 +77,8 @@ class Run {
   SimOptions options_;
   const RoutingTrace& trace_;
   const SimOutputs& outputs_;
-  ExpertShape shape_;  // of what one rank holds of an expert
-  int64_t copy_ns_, wait_ns_;
+  ExpertShape shape_;            // of what one rank holds of an expert
+  int64_t copy_ns_, routed_ns_;  // the latter from the end of a router until something is issued for its experts
   std::deque<Rank> ranks_;
   int64_t host_ = 0;  // the host's lane
   ActiveExperts active_;
@@ -97,7 +98,7 @@ Run::Run(const CostModel& costs, const StepProgrammer& programmer, const SimOpti
       trace_(trace),
       outputs_(outputs),
       shape_(programmer.expert_shape()),
-      wait_ns_(costs.wait_ns()),
+      routed_ns_(costs.wait_ns() + costs.plan_ns()),
       active_(programmer.routing_shape().experts),
       draw_(options.stalls.seed | 1) {
   const RoutingShape shape = programmer.routing_shape();
@@ -230,23 +231,29 @@ int64_t Run::run_off_slab(Rank& rank, const Work& work, const PlannedRun& run, i
   return rank.compute;
 }
 
-// In program order, as the engine issues it: a copy waits for its slot's last reader, a run for its copy.
+// In program order, as the engine issues it: a copy waits for its slot's last reader, a run for its copy. Runs in a row
+// that wait for no copy are one batch.
 void Run::carry_out(Rank& rank, const Work& work, const LayerPlan& plan, int64_t routed) {
   for (const int32_t slot : rank.filling) rank.cache.end_fill(slot);  // by earlier plans' look-ahead
   rank.filling.clear();
-  int64_t rows_end = 0;
+  int64_t rows_end = 0, issued = routed;
+  bool is_in_batch = false;
   for (const PlannedRun& run : plan.runs) {
     const ExpertKey key{work.layer, run.expert};
     if (run.where != RunWhere::slab) {
       rows_end = std::max(rows_end, run_off_slab(rank, work, run, routed));
+      is_in_batch = false;
       continue;
     }
     const auto slot = static_cast<size_t>(run.slot);
     if (run.copy_first) copy(rank, "copy", key, run.slot, run.evicts, routed);
     const ExpertCache::Pin pin = rank.cache.pin(run.slot, key);
     if (run.copy_first) rank.cache.end_fill(run.slot);
-    const int64_t begin = std::max({rank.compute, routed, rank.fill_end[slot]});
-    rank.compute = begin + stalled(expert_ns(run.rows));
+    const bool starts_batch = run.copy_first || !is_in_batch;
+    is_in_batch = !run.copy_first;
+    if (starts_batch) issued += costs_.launch_ns();
+    const int64_t begin = std::max({rank.compute, issued, rank.fill_end[slot]});
+    rank.compute = begin + stalled(expert_ns(run.rows) - (starts_batch ? 0 : costs_.batch_ns(run.rows)));
     rank.read_end[slot] = rank.compute;
     emit({SimLane::compute, rank.id, "expert", begin, rank.compute, key, run.slot});
   }
@@ -259,12 +266,12 @@ void Run::carry_out(Rank& rank, const Work& work, const LayerPlan& plan, int64_t
 
 void Run::layer(const Work& work) {
   const LayerTimes& layer = work.times->layers[static_cast<size_t>(work.layer)];
-  const LayerRouting routing{active_.collect(work.ids), work.rows, work.visits_left};
+  const LayerRouting routing{active_.collect(work.ids), work.rows, work.visits_left, work.continues};
   compute_all("mixer", layer.mixer, work.layer);
   all_reduce(work.times->reduce);
   for (Rank& rank : ranks_) {
     compute(rank, "router", layer.router, work.layer);
-    const int64_t routed = rank.compute + wait_ns_;
+    const int64_t routed = rank.compute + routed_ns_;
     compute(rank, "shared_expert", layer.shared, work.layer);
     carry_out(rank, work, rank.policy.on_routed(work.layer, routing, work.phase), routed);
     compute(rank, "combine", layer.combine, work.layer);
@@ -275,12 +282,14 @@ void Run::layer(const Work& work) {
 
 Run::Work Run::work(int64_t index, int64_t layer, int64_t begin, int64_t rows, const StepTimes& step_times) const {
   const auto top_k = static_cast<size_t>(trace_.shape().top_k);
-  return {&step_times,
-          trace_.ids(index, layer).subspan(static_cast<size_t>(begin) * top_k, static_cast<size_t>(rows) * top_k),
-          rows,
-          trace_.phase(index),
-          static_cast<int32_t>(layer),
-          false};
+  return {
+      &step_times,
+      trace_.ids(index, layer).subspan(static_cast<size_t>(begin) * top_k, static_cast<size_t>(rows) * top_k),
+      rows,
+      trace_.phase(index),
+      static_cast<int32_t>(layer),
+      0,
+      trace_.phase(index) == Phase::prefill && index + 1 < trace_.steps() && trace_.phase(index + 1) == Phase::prefill};
 }
 
 // The step's rows in chunks; by layers over all chunks, or by chunks over all layers. Either way a chunk comes after
@@ -302,7 +311,11 @@ void Run::prefill(int64_t index) {
   } else {
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       compute_all("embed", chunk_times(begin).prologue, -1);
-      for (int64_t l = 0; l < layers; ++l) layer(work(index, l, begin, chunk_rows(begin), chunk_times(begin)));
+      for (int64_t l = 0; l < layers; ++l) {
+        Work of_chunk = work(index, l, begin, chunk_rows(begin), chunk_times(begin));
+        of_chunk.continues |= begin + chunk < rows;
+        layer(of_chunk);
+      }
     }
   }
   const StepTimes& last = chunk_times((rows - 1) / chunk * chunk);

@@ -4,7 +4,7 @@
 // when its lane and whatever it waits for are done, in program order; durations are the cost model's, plans are
 // ExpertPolicy's, and ExpertCache holds the simulator to them. So a result is a function of the arguments: no wall
 // clock, no thread, the same on every host. Does NOT model: reads of the n-gram table from disk, memory contention on a
-// device, sampling, or a host that plans more slowly than the devices run.
+// device, sampling, or what the host takes to issue anything but experts.
 #ifndef OFFLOAD_OFFLOAD_SIMULATOR_H_
 #define OFFLOAD_OFFLOAD_SIMULATOR_H_
 

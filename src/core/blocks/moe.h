@@ -20,9 +20,25 @@ class Moe {
   // y = the block's output for x, both [rows, hidden].
   void forward(const Step& step, const Tensor& x, const Tensor& y) const;
 
+  // forward() is these, in this order, or with share() before run_experts(). What they hand on lies where the step's
+  // arena is when they begin, which must be the same place for all. Only run_experts() does anything but have ops run.
+  void choose(const Step& step, const Tensor& x) const;  // the experts of each row
+  void run_experts(const Step& step, const Tensor& x) const;
+  void share(const Step& step) const;                     // the shared expert
+  void combine(const Step& step, const Tensor& y) const;  // all of them
+
  private:
+  // What the parts hand on.
+  struct Parts {
+    Tensor projected;          // [rows, router | shared gate | shared up | gate of the shared expert]
+    Tensor ids, weights;       // [rows, K]
+    Tensor outs, present;      // [rows * K, hidden]; [rows, K]
+    Tensor activated, shared;  // [rows, shared width]; [rows, hidden]
+  };
+  Parts take(const Step& step) const;
+
   MoeSpec spec_;
-  int64_t expert_layer_;
+  int64_t expert_layer_, hidden_;
   int64_t shared_width_;  // of this rank
   Tensor in_;             // [router | shared gate_proj | shared up_proj | shared_expert_gate rows, hidden]
   Tensor shared_down_;
