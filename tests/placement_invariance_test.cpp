@@ -99,6 +99,23 @@ TEST_CASE("once_all_experts_have_slots_the_device_routes_alone_and_gives_the_sam
   }
 }
 
+TEST_CASE("devices_that_route_alone_compute_experts_in_the_math_of_the_arm") {
+  const Golden golden;
+  const int64_t whole = 128;  // 106 rows at once give some experts more than the eight that are native under every arm
+  World world{.chunk = whole};
+  const std::vector<float> native = Rig(world).run(long_chinese(golden), kChain);
+  world.arithmetic.rules.add({.site = Site::experts, .rows_min = 9, .math = Math::reordered});
+  const std::vector<float> expected = Rig(world).run(long_chinese(golden), kChain);
+  CHECK(expected != native);
+  world.cache = {.slots = 300, .routes_on_device = true};
+  RemoteRig rig(world);
+  const ExpertPolicy* policy = rig.engine().rank(0).executor().policy();
+  for (const GoldenPrompt& prompt : golden.prompts())
+    if (!policy->is_complete()) rig.run(prompt, 3);
+  REQUIRE(policy->is_complete());
+  CHECK(rig.run(long_chinese(golden), kChain) == expected);
+}
+
 TEST_CASE("ranks_whose_devices_sum_and_route_alone_give_the_bits_of_ranks_whose_hosts_see_to_it") {
   const Golden golden;
   for (const ShardForm shard : {ShardForm::expert, ShardForm::slice}) {

@@ -136,7 +136,8 @@ void ExpertExecutor::run_on_device(const RoutedExperts& step) {
                                   .out = step.parts,
                                   .present = step.present,
                                   .intermediate = shape.intermediate,
-                                  .rounding = step.rounding});
+                                  .rounding = step.rounding,
+                                  .math = step.math});
 }
 
 ExpertRun ExpertExecutor::run_of(const std::byte* block, int64_t expert) const {
