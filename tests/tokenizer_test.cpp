@@ -278,10 +278,13 @@ TEST_CASE("qwen3_and_deepseek_v3_files_give_the_published_ids") {
   const Json golden = read_json(kData + "tokenizer/golden.json")["cases"];
   for (const char* name : {"qwen3", "deepseek_v3"}) {
     CAPTURE(name);
+    const std::string folder = OFFLOAD_PUBLISHED_TOKENIZERS "/" + std::string(name);
     const double start = cpu_seconds();
-    const Tokenizer tokenizer = Tokenizer::load(OFFLOAD_PUBLISHED_TOKENIZERS "/" + std::string(name));
-    const double load_s = cpu_seconds() - start;
-    CHECK(load_s < 2);
+    const Json file = read_json(folder + "/tokenizer.json");
+    const double read_s = cpu_seconds() - start;
+    const Tokenizer tokenizer = Tokenizer::load(folder);
+    const double load_s = cpu_seconds() - start - read_s;
+    CHECK(load_s < 5 * read_s);  // 0.6 to 0.9 times, sanitized or not; what is quadratic takes hundreds
     check_cases(tokenizer, golden[name]);
     std::string text;
     while (text.size() < 4'000'000)
@@ -289,7 +292,7 @@ TEST_CASE("qwen3_and_deepseek_v3_files_give_the_published_ids") {
     const double encode_start = cpu_seconds();
     const size_t ids = tokenizer.encode(text).size();
     const double encode_s = cpu_seconds() - encode_start;
-    MESSAGE(std::string(name) << " load_s=" << load_s << " encode_MB_s="
+    MESSAGE(std::string(name) << " read_s=" << read_s << " load_s=" << load_s << " encode_MB_s="
                               << static_cast<double>(text.size()) / 1e6 / encode_s << " ids=" << ids);
     CHECK(encode_s < 4);
   }
