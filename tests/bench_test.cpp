@@ -154,6 +154,23 @@ TEST_CASE("a_bench_over_ranks_has_the_same_bits_wherever_the_experts_run") {
   const std::vector<std::string> in_place = hashes({});
   CHECK(in_place.size() == 4);
   CHECK(hashes({"--expert-slots", "8", "--cpu-experts", "50%"}) == in_place);
+  CHECK(hashes({"--expert-slots", "8", "--zero-copy-experts", "50%"}) == in_place);
+}
+
+TEST_CASE("a_cold_cache_is_filled_anew_by_every_prompt_and_changes_no_bit") {
+  const auto rows = [&](const Arguments& more) {
+    Arguments arguments{"--prompt-tokens", "40",  "--decode-tokens", "0", "--repeat", "1",
+                        "--expert-slots",  "256", "--warmup",        "1", "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_json(arguments).at("rows");
+  };
+  const Json warm = rows({}), cold = rows({"--cold-cache"});
+  for (size_t i = 0; i < cold.size(); ++i) {
+    CHECK(cold[i].at("hash") == warm[i].at("hash"));
+    CHECK(warm[i].at("link_bytes") == 0);  // all are there since the warm-up
+    CHECK(cold[i].at("link_bytes").get<int64_t>() > 0);
+  }
+  refuses({"ops", "--cold-cache"}, "--cold-cache");
 }
 
 TEST_CASE("text_names_the_machine_the_command_and_each_case") {

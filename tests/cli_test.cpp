@@ -188,6 +188,12 @@ TEST_CASE("experts_on_the_cpu_save_copies_and_change_no_answer") {
     CHECK(on_cpu["offload"]["h2d_bytes"].get<int64_t>() < copied["offload"]["h2d_bytes"].get<int64_t>());
   }
   CHECK(copied["text"] == kAnswer);
+  CHECK(copied["offload"]["zero_copy_bytes"] == 0);
+  const Json read = answer({"--zero-copy-experts", "100%"});
+  CHECK(read["text"] == kAnswer);
+  CHECK(read["plan"]["zero_copy_permille"] == 1000);
+  CHECK(read["offload"]["zero_copy_bytes"].get<int64_t>() > 0);
+  CHECK(read["offload"]["h2d_bytes"].get<int64_t>() < copied["offload"]["h2d_bytes"].get<int64_t>());
 }
 
 TEST_CASE("stop_strings_are_cut_off_whole_and_may_be_repeated") {
@@ -377,6 +383,8 @@ TEST_CASE("bad_values_of_flags_are_usage_errors_that_name_the_flag_and_the_range
       {{"--tp", "2x"}, {"--tp", "2x"}},
       {{"--shard", "row"}, {"--shard"}},
       {{"--cpu-experts", "off"}, {"--cpu-experts off", "--expert-slots"}},
+      {{"--zero-copy-experts", "off"}, {"--zero-copy-experts off", "--expert-slots"}},
+      {{"--expert-slots", "8", "--zero-copy-experts", "60%", "--cpu-experts", "50%"}, {"60%", "at most 100% in all"}},
       {{"--cpu-experts", "half"}, {"--cpu-experts", "auto, off"}},
       {{"--prefill-group", "0"}, {"--prefill-group", "at least 1"}},
       {{"--cpu-experts", "120%"}, {"--cpu-experts", "from 0 to 100"}},

@@ -458,4 +458,23 @@ TEST_CASE("experts_on_the_host_are_refused_where_the_host_has_no_ops") {
   }
 }
 
+TEST_CASE("zero_copy_is_refused_where_memory_cannot_be_page_locked") {
+  EngineOptions options;
+  options.model_dir = Golden::model_dir();
+  options.context = 64;
+  cpu::CpuBackend backend(one_thread());
+  Devices devices(backend);
+  devices.pinning = {.pin = [](std::span<std::byte>) { return false; }, .unpin = [](std::span<std::byte>) {}};
+  options.cache = cache_of(6, {0, 0});
+  CHECK(Engine(options, devices).warnings().size() == 1);
+  options.cache = cache_of(6, {0, 500});
+  try {
+    Engine engine(options, devices);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::resource);
+    CHECK(error.message().find("--zero-copy-experts") != std::string::npos);
+  }
+}
+
 }  // namespace offload::placement_invariance_test

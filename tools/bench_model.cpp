@@ -77,6 +77,7 @@ class ModelBench::Runner {
     const auto prompt = std::span(prompt_).first(static_cast<size_t>(prompt_tokens));
     Result result;
     sequence_->reset();
+    if (options_.cold_cache) engine_->forget_experts();
     int32_t next = 0;
     result.prefill = phase(prefill_observer, [&](BenchHash& hash) { next = feed(prompt, hash); });
     result.decode = phase(decode_observer, [&](BenchHash& hash) {
@@ -91,11 +92,11 @@ class ModelBench::Runner {
     devices_.reset_cost();
     if (observer != nullptr) devices_.set_observer(observer);  // else a trace's own stays
     Phase phase;
-    const int64_t copied = copied_bytes();
+    const int64_t moved = link_bytes();
     const Watch watch;
     body(phase.hash);
     phase.seconds = watch.seconds();
-    phase.link_bytes = copied_bytes() - copied;
+    phase.link_bytes = link_bytes() - moved;
     phase.cost = devices_.total_cost();
     if (observer != nullptr) devices_.set_observer(nullptr);
     if (sequence_->length() > 0)
@@ -103,9 +104,12 @@ class ModelBench::Runner {
     return phase;
   }
 
-  int64_t copied_bytes() const {
+  int64_t link_bytes() const {
     int64_t bytes = 0;
-    for (int r = 0; r < engine_->world(); ++r) bytes += engine_->rank(r).executor().copied_bytes();
+    for (int r = 0; r < engine_->world(); ++r) {
+      const ExpertExecutor& executor = engine_->rank(r).executor();
+      bytes += executor.copied_bytes() + executor.zero_copy_bytes();
+    }
     return bytes;
   }
 

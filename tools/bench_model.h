@@ -23,6 +23,7 @@ struct ModelBenchOptions {
   int64_t decode_tokens = 0;           // behind each
   int64_t repeat = 0;                  // rounds over all arms
   int64_t warmup = 0;                  // rounds before, not counted
+  bool cold_cache = false;             // each prompt finds the expert slots empty
   bool records_routing = false;        // record_routing() may be called
 };
 

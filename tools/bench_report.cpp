@@ -78,6 +78,7 @@ OrderedJson row_json(const BenchRow& row, const Roofs& roofs) {
   }
   json["bytes"] = row.cost.bytes_read + row.cost.bytes_written;
   json["flops"] = row.cost.flops;
+  json["link_bytes"] = row.link_bytes;
   json["gib_s"] = numbers.gib_s;
   json["gflop_s"] = numbers.gflop_s;
   json["predicted_s"] = numbers.predicted;
@@ -141,7 +142,7 @@ std::string bench_line(const BenchRow& row, const Roofs& roofs) {
                       100 * numbers.fraction, numbers.bound);
   if (row.link_bytes > 0 && roofs.link_bytes_per_s > 0) {
     const auto bytes = static_cast<double>(row.link_bytes);
-    line += fmt::format("  {:.2f} GiB copied, {:.1f} % of the link", bytes / kGib,
+    line += fmt::format("  {:.2f} GiB moved, {:.1f} % of the link", bytes / kGib,
                         100 * bytes / numbers.median / roofs.link_bytes_per_s);
   }
   return line + fmt::format("  {:016x}", row.hash);

@@ -4,8 +4,8 @@
 // commit, machine {cpu, instruction_set, link, cores, threads, memory_bytes, governor, clock_mhz, load_before,
 // load_after}, roofs {read_gib_s [before, after], fma_gflop_s [before, after], drift}, baseline_drift (null without a
 // second measurement), quotable, rows [{name, tokens, n, median_s, min_s, max_s, median_tok_s, min_tok_s, max_tok_s
-// (absent without tokens), bytes, flops, gib_s, gflop_s, predicted_s, predicted_tok_s, bound, fraction, hash}], plan
-// (of a model).
+// (absent without tokens), bytes, flops, link_bytes, gib_s, gflop_s, predicted_s, predicted_tok_s, bound, fraction,
+// hash}], plan (of a model).
 #ifndef OFFLOAD_TOOLS_BENCH_REPORT_H_
 #define OFFLOAD_TOOLS_BENCH_REPORT_H_
 
@@ -42,7 +42,7 @@ struct BenchRow {
   Cost cost = {};                    // of one sample
   std::vector<double> seconds = {};  // one per sample
   uint64_t hash = 0;                 // of the result's bits
-  int64_t link_bytes = 0;            // of one sample: experts copied to the device
+  int64_t link_bytes = 0;            // of one sample: experts copied to the device or read over the link
 };
 
 struct MachineState {

@@ -131,23 +131,31 @@ void check_model(const std::string& path, bool dummy_weights) {
                 std::strerror(errno));
 }
 
-// Share of the decode experts that miss the slots, in 1/1000. `auto` is none until a run knows its machine's rates.
-int64_t parse_cpu_experts(std::string_view text, const Settings& settings) {
+// Share of the decode experts that miss the slots, in 1/1000. `auto` is none: see docs/policy.md.
+int64_t parse_share(std::string_view flag, std::string_view text, const Settings& settings) {
   if (text == "auto") return 0;
   std::string_view percent = text;
   int64_t permille = 0;
   if (percent.ends_with('%')) {
     percent.remove_suffix(1);
-    permille = 10 * parse_integer("--cpu-experts", percent, 0, 100);
+    permille = 10 * parse_integer(flag, percent, 0, 100);
   } else {
-    require_choice("--cpu-experts", text, {"auto", "off", "a percentage as in 50%"});
+    require_choice(flag, text, {"auto", "off", "a percentage as in 50%"});
   }
   if (settings.expert_slots == 0 && settings.device == "cpu")
     throw_error(ErrorCode::usage,
-                "--cpu-experts {}: without --expert-slots every expert runs where it lies, on the CPU; give "
-                "--expert-slots or leave --cpu-experts out",
-                text);
+                "{0} {1}: without --expert-slots every expert runs where it lies, on the CPU; give --expert-slots or "
+                "leave {0} out",
+                flag, text);
   return permille;
+}
+
+void parse_shares(const SharedFlags& flags, Settings& settings) {
+  settings.cpu_permille = parse_share("--cpu-experts", flags.cpu_experts, settings);
+  settings.zero_copy_permille = parse_share("--zero-copy-experts", flags.zero_copy_experts, settings);
+  if (settings.cpu_permille + settings.zero_copy_permille > 1000)
+    throw_error(ErrorCode::usage, "--cpu-experts {} and --zero-copy-experts {} share what misses: at most 100% in all",
+                flags.cpu_experts, flags.zero_copy_experts);
 }
 
 }  // namespace
@@ -207,6 +215,8 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   text("--cpu-experts", flags.cpu_experts, "auto|off|N%",
        "share of the experts missing from the slots in decode that the CPU computes where they lie, instead of a copy; "
        "auto: none");
+  text("--zero-copy-experts", flags.zero_copy_experts, "auto|off|N%",
+       "share of the same that the GPU computes with straight out of host memory, instead of a copy; auto: none");
   text("--threads", flags.threads, "N", "CPU threads; default: all cores");
   text("--load-format", flags.load_format, "auto|dummy", "dummy: weights made up from --seed; needs config.json alone");
   text("--force-sm", flags.force_sm, "N", "choose kernels as for an older GPU generation, e.g. 75 for Turing");
@@ -249,6 +259,7 @@ EngineOptions Settings::engine_options() const {
   options.cache.slots = expert_slots;
   options.cache.lookahead_layers = look_ahead;
   options.cache.host_permille = cpu_permille;
+  options.cache.zero_copy_permille = zero_copy_permille;
   options.arithmetic = arithmetic;
   if (trace) options.trace_events = kTraceEvents / tp;
   return options;
@@ -276,7 +287,7 @@ Settings settings_of(const SharedFlags& flags) {
   settings.look_ahead = static_cast<int>(parse_integer("--look-ahead", flags.look_ahead, 0, 2));
   if (!flags.expert_slots.empty())
     settings.expert_slots = parse_integer("--expert-slots", flags.expert_slots, 0, kSlotsMax);
-  settings.cpu_permille = parse_cpu_experts(flags.cpu_experts, settings);
+  parse_shares(flags, settings);
   if (!flags.context.empty()) settings.context = parse_integer("--context", flags.context, 1);
   if (!flags.chunk.empty()) settings.chunk = parse_integer("--chunk", flags.chunk, 1);
   if (!flags.prefill_group.empty()) settings.prefill_group = parse_integer("--prefill-group", flags.prefill_group, 1);

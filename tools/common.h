@@ -29,7 +29,8 @@ struct SharedFlags {
   std::string model, device = "auto", tp = "1", context, chunk, prefill_group, vram_budget, ram_budget, expert_slots,
                      look_ahead = "1";
   std::string gpus, shard = "auto";
-  std::string arm = "bf16", cpu_experts = "auto", threads, load_format = "auto", force_sm, seed = "0", trace;
+  std::string arm = "bf16", cpu_experts = "auto", zero_copy_experts = "auto", threads, load_format = "auto", force_sm,
+              seed = "0", trace;
   bool dry_run = false, json = false, verbose = false;
 };
 // An option whose value may be empty text and is then still given. `value` outlives the parse.
@@ -53,6 +54,7 @@ struct Settings {
   int64_t expert_slots = 0;                       // of each rank's cache; 0: none on the CPU, as many as fit on a GPU
   int look_ahead = 1;                             // layers
   int64_t cpu_permille = 0;                       // of the decode experts that miss it
+  int64_t zero_copy_permille = 0;                 // of the same
   std::optional<int64_t> ram_budget_bytes = {};   // nothing: what the system has
   std::optional<int64_t> vram_budget_bytes = {};  // of each rank; nothing: what its device has
   std::optional<int> force_sm = {};               // plan for this generation of GPUs

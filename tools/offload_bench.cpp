@@ -21,7 +21,7 @@ struct BenchFlags {
   std::string prompt_tokens = "512", decode_tokens = "32", repeat, warmup = "1", arms, commit;
   std::vector<std::string> compare;
   std::optional<std::string> trace_routing;
-  bool profile = false;
+  bool profile = false, cold_cache = false;
   bool runs_ops = false, runs_all_reduce = false;
   std::string op, name_glob;
 };
@@ -37,6 +37,7 @@ void add_flags(CLI::App& app, BenchFlags& flags) {
   text(app, "--warmup", flags.warmup, "N", "runs of each arm before; default 1");
   text(app, "--arms", flags.arms, "A,B,A", "arms to run in turn; the first is measured again last; default: --arm");
   text(app, "--commit", flags.commit, "HASH", "reported as the commit; default: the one this was built from");
+  app.add_flag("--cold-cache", flags.cold_cache, "empty the expert slots before each prompt");
   app.add_flag("--profile", flags.profile, "time per op, in a run of its own; not for quoting");
   add_text_option(app, "--trace-routing", flags.trace_routing, "FILE",
                   "records which experts one run of the first arm chose, for offload-plan --replay");
@@ -78,8 +79,8 @@ int finish_report(BenchReport& report, const BenchFlags& flags, const Settings& 
 }
 
 int run_ops(const BenchFlags& flags, const std::string& command) {
-  if (!flags.arms.empty() || flags.profile || !flags.shared.trace.empty() || flags.trace_routing)
-    throw_error(ErrorCode::usage, "--arms, --profile, --trace and --trace-routing are for models");
+  if (!flags.arms.empty() || flags.profile || flags.cold_cache || !flags.shared.trace.empty() || flags.trace_routing)
+    throw_error(ErrorCode::usage, "--arms, --profile, --cold-cache, --trace and --trace-routing are for models");
   const int64_t repeat = parse_integer("--repeat", flags.repeat.empty() ? "5" : flags.repeat, 1, kRepeatMax);
   const std::vector<BenchCase> cases = chosen_cases({flags.op, flags.name_glob});
   const Settings settings = settings_of(flags.shared);
@@ -158,6 +159,7 @@ int run_model(const BenchFlags& flags, const std::string& command) {
       .decode_tokens = parse_integer("--decode-tokens", flags.decode_tokens, 0, int64_t{1} << 30),
       .repeat = parse_integer("--repeat", flags.repeat.empty() ? "3" : flags.repeat, 1, kRepeatMax),
       .warmup = parse_integer("--warmup", flags.warmup, 0, kRepeatMax),
+      .cold_cache = flags.cold_cache,
       .records_routing = flags.trace_routing.has_value()};
   const std::vector<Settings> arms = arms_of(flags);
   if (arms.front().is_bundled_demo)

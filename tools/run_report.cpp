@@ -14,6 +14,7 @@ OrderedJson plan_json(const Settings& settings, const Engine& engine) {
   plan["shard"] = settings.shard == ShardForm::slice ? "slice" : "expert";
   plan["expert_slots"] = settings.expert_slots;
   plan["cpu_permille"] = settings.cpu_permille;
+  plan["zero_copy_permille"] = settings.zero_copy_permille;
   plan["context"] = engine.context();
   plan["chunk"] = engine.chunk();
   plan["prefill_group"] = engine.prefill_group();
@@ -42,10 +43,11 @@ namespace {
 
 // Sums over ranks. On a CPU a copy into a slot counts as host to device.
 OrderedJson offload_json(const Engine& engine) {
-  int64_t copied_bytes = 0, hits = 0, misses = 0, slots = 0;
+  int64_t copied_bytes = 0, zero_copy_bytes = 0, hits = 0, misses = 0, slots = 0;
   for (int r = 0; r < engine.world(); ++r) {
     const ExpertExecutor& executor = engine.rank(r).executor();
     copied_bytes += executor.copied_bytes();
+    zero_copy_bytes += executor.zero_copy_bytes();
     const ExpertPolicy* policy = executor.policy();
     if (policy == nullptr) continue;
     slots += policy->options().slots;
@@ -55,6 +57,7 @@ OrderedJson offload_json(const Engine& engine) {
     }
   }
   return OrderedJson::object({{"h2d_bytes", copied_bytes},
+                              {"zero_copy_bytes", zero_copy_bytes},
                               {"cpu_expert_bytes", engine.cpu_expert_bytes()},
                               {"hits", hits},
                               {"misses", misses},

@@ -1,8 +1,8 @@
 // What offload-run says about a plan and a run, as text for people and as the JSON of --json.
 //
 // Pure: the caller prints. JSON keys: prompt_tokens, tokens, text (absent without a tokenizer), finish_reason,
-// timings {load_s, prefill_s, prefill_tok_s, decode_tok_s}, offload {h2d_bytes, cpu_expert_bytes, hits, misses, slots,
-// pinned}, plan. A build without an expert cache reports hits, misses and slots as 0 and pinned as false.
+// timings {load_s, prefill_s, prefill_tok_s, decode_tok_s}, offload {h2d_bytes, zero_copy_bytes, cpu_expert_bytes,
+// hits, misses, slots, pinned}, plan. Without an expert cache hits, misses and slots are 0.
 #ifndef OFFLOAD_TOOLS_RUN_REPORT_H_
 #define OFFLOAD_TOOLS_RUN_REPORT_H_
 
@@ -15,8 +15,8 @@
 
 namespace offload::tools {
 
-// plan {model, model_type, device, arm, load_format, tp, shard, expert_slots, cpu_permille, context, chunk,
-// prefill_group, memory {*_bytes}}.
+// plan {model, model_type, device, arm, load_format, tp, shard, expert_slots, cpu_permille, zero_copy_permille,
+// context, chunk, prefill_group, memory {*_bytes}}.
 OrderedJson plan_json(const Settings& settings, const Engine& engine);
 // The same as a table of lines.
 std::string plan_table(const Settings& settings, const Engine& engine);

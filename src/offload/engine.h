@@ -130,6 +130,10 @@ class Engine {
   void record_routing(RoutingRecorder* recorder) {
     for (const auto& rank : ranks_) rank->record_routing(recorder);
   }
+  // Empties the ranks' expert slots, for measurements of a cold cache: what follows is as behind a load.
+  void forget_experts() {
+    run_ranks([this](int rank) { ranks_[static_cast<size_t>(rank)]->forget_experts(); });
+  }
   // What ran since the load or the last clear_trace(), one buffer per rank; none without trace_events. Waits for the
   // work under way.
   std::vector<const TraceBuffer*> trace();

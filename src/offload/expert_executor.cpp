@@ -57,6 +57,15 @@ ExpertExecutor::ExpertExecutor(Backend& backend, Ops* host_ops, const Residency&
   host_runs_.reserve(static_cast<size_t>(experts));
 }
 
+void ExpertExecutor::forget() {
+  if (cache_ == nullptr) return;
+  cache_ = std::make_unique<ExpertCache>(residency_.layers(), residency_.local_shape().experts, options_.slots);
+  policy_ = std::make_unique<ExpertPolicy>(PolicyOptions(policy_->options()));
+  filling_.clear();
+  planned_.clear();
+  directory_ = {};
+}
+
 void ExpertExecutor::set_slab(const Tensor& slab) {
   OFL_ASSERT(slab.bytes() == slab_bytes());
   slab_ = slab;
@@ -229,6 +238,7 @@ void ExpertExecutor::add_run(int32_t layer, const PlannedRun& run) {
       return;
     }
     case RunWhere::zero_copy:
+      ++zero_copies_;
       runs_.push_back(run_of(residency_.block(rank_, layer, run.expert), run.expert));
       return;
     case RunWhere::host:

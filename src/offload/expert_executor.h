@@ -74,6 +74,9 @@ class ExpertExecutor final : public ExpertRunner {
   // REQUIRES: at most kCanonicalRowsMax rows of decode.
   void begin_step(const StepStart& start);
 
+  // The slots and what the policy learned are as before the first step. REQUIRES: the lanes are drained.
+  void forget();
+
   void run(const RoutedExperts& step) override;
   bool runs_on_device() const override { return runs_on_device_; }
   bool has_all() const override { return has_all_; }
@@ -86,6 +89,8 @@ class ExpertExecutor final : public ExpertRunner {
   // The part of it that the host's cores computed for the device.
   int64_t host_expert_bytes() const { return host_runs_done_ * residency_.local_shape().block_bytes(); }
   int64_t copied_bytes() const { return copies_ * residency_.local_shape().block_bytes(); }
+  // Of experts that the device read where they lie.
+  int64_t zero_copy_bytes() const { return zero_copies_ * residency_.local_shape().block_bytes(); }
   // Null without a cache.
   const ExpertPolicy* policy() const { return policy_.get(); }
   // A number of all routings so far; equal on all ranks or something is wrong.
@@ -138,7 +143,7 @@ class ExpertExecutor final : public ExpertRunner {
   std::vector<ExpertRun> runs_, host_runs_;
   std::vector<std::byte> present_;
   std::vector<bool> awaited_;  // by run of the plan
-  int64_t runs_done_ = 0, host_runs_done_ = 0, copies_ = 0;
+  int64_t runs_done_ = 0, host_runs_done_ = 0, copies_ = 0, zero_copies_ = 0;
   uint64_t routing_hash_ = 0;
   RankTrace* trace_ = nullptr;
   RoutingRecorder* recorder_ = nullptr;

@@ -90,6 +90,11 @@ class RankContext {
   Range vocab() const { return model_->vocab(); }
 
   void record_routing(RoutingRecorder* recorder) { executor_.set_recorder(recorder); }
+  // See ExpertExecutor.
+  void forget_experts() {
+    drain_lanes();
+    executor_.forget();
+  }
 
   // Waits for the work under way. Its failure is thrown by the next step that uses its lane.
   void drain_lanes() noexcept;
