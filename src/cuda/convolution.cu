@@ -64,30 +64,27 @@ __device__ void advance_history(const CausalConv<T>& a) {
 constexpr int kUsualTaps = 4;
 constexpr int kChain = 4;  // rows of a thread, a dilation apart
 
-// As below for kUsualTaps taps, and more rows than one block's: each thread makes kChain rows and reads each input of
-// them once. Grid [channels / kChannels, chains / kThreadRows]; chain c has the rows c % dilation + dilation * (kChain
-// * (c / dilation) + 0, 1, ...).
-template <typename T, Rounding kRounding, bool kWhole>
+// As below for kUsualTaps taps, whole vectors and more rows than one block's: each thread makes kChain rows and reads
+// each input of them once. Grid [channels / kChannels, chains / kThreadRows]; chain c has the rows c % dilation +
+// dilation * (kChain * (c / dilation) + 0, 1, ...).
+template <typename T, Rounding kRounding>
 __global__ void __launch_bounds__(kThreads) causal_conv_silu_chain_kernel(CausalConv<T> a) {
-  extern __shared__ float4 shared[];
-  float* weights = reinterpret_cast<float*>(shared);
-  const Piece<kMapWidth, kWhole> piece = channels_of_thread<kWhole>(a);
+  const Piece<kMapWidth, true> piece = channels_of_thread<true>(a);
+  if (piece.column >= a.channels) return;
   const int64_t chain = int64_t{blockIdx.y} * kThreadRows + threadIdx.y;
   const int64_t first = chain / a.dilation * a.dilation * kChain + chain % a.dilation;
-  Vector<kMapWidth> x[kChain + kUsualTaps - 1], w[kUsualTaps];
-  if (piece.column < a.channels) {
+  Vector<kMapWidth> x[kChain + kUsualTaps - 1];
 #pragma unroll
-    for (int i = 0; i < kChain + kUsualTaps - 1; ++i) {
-      const int64_t t = first + (i - (kUsualTaps - 1)) * a.dilation;
-      if (t < a.rows) x[i] = piece.load(a.source(t));
-    }
+  for (int i = 0; i < kChain + kUsualTaps - 1; ++i) {
+    const int64_t t = first + (i - (kUsualTaps - 1)) * a.dilation;
+    if (t < a.rows) x[i] = piece.load(a.source(t));
   }
-  load_weights(a, weights);  // while x is under way
-  __syncthreads();
-  if (piece.column >= a.channels) return;
-  const Piece<kMapWidth, kWhole> lane{.column = piece.column % kChannels, .end = kChannels, .step = piece.step};
+  // The weights of this thread's channels are contiguous: of two channels in each vector.
+  constexpr int kEach = kMapWidth / kUsualTaps;
+  Vector<kMapWidth> w[kMapWidth / kEach];
 #pragma unroll
-  for (int j = 0; j < kUsualTaps; ++j) w[j] = lane.load(weights + j * kChannels);
+  for (int i = 0; i < kMapWidth / kEach; ++i)
+    w[i] = Piece<kMapWidth, true>{.column = piece.column * kUsualTaps + i * kMapWidth}.load(a.w, 0);
 #pragma unroll
   for (int r = 0; r < kChain; ++r) {
     const int64_t t = first + r * a.dilation;
@@ -96,7 +93,8 @@ __global__ void __launch_bounds__(kThreads) causal_conv_silu_chain_kernel(Causal
 #pragma unroll
     for (int j = 0; j < kUsualTaps; ++j) {
 #pragma unroll
-      for (int i = 0; i < kMapWidth; ++i) sums[i] = fmaf(w[j][i], x[r + j][i], sums[i]);
+      for (int i = 0; i < kMapWidth; ++i)
+        sums[i] = fmaf(w[i / kEach][i % kEach * kUsualTaps + j], x[r + j][i], sums[i]);
     }
 #pragma unroll
     for (int i = 0; i < kMapWidth; ++i) sums[i] = canonical_silu(rnd<T>(sums[i], kRounding));
@@ -170,11 +168,10 @@ void CudaOps::execute(const CausalConvSiluArgs& a) {
                              .taps = static_cast<int>(taps)};
     with_bool(whole_vectors(kMapWidth, channels, {&a.x, &a.history, &a.out}), [&](auto whole) {
       constexpr bool kWhole = decltype(whole)::value;
-      if (taps == kUsualTaps && grid.y > 1) {
+      if (kWhole && taps == kUsualTaps && grid.y > 1 && reinterpret_cast<uintptr_t>(a.w.data()) % 16 == 0) {
         const int64_t turns = (rows + a.dilation * kChain - 1) / (a.dilation * kChain);
-        launch(causal_conv_silu_chain_kernel<T, decltype(rounding)::value, kWhole>,
-               dim3(grid.x, blocks_for(turns * a.dilation, kThreadRows)), block,
-               taps * kChannels * static_cast<int64_t>(sizeof(float)), stream_, args);
+        launch(causal_conv_silu_chain_kernel<T, decltype(rounding)::value>,
+               dim3(grid.x, blocks_for(turns * a.dilation, kThreadRows)), block, 0, stream_, args);
         return launch(advance_history_kernel<T, kWhole>, dim3(grid.x), block, 0, stream_, args);
       }
       launch(causal_conv_silu_kernel<T, decltype(rounding)::value, kWhole>, grid, block,

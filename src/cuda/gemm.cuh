@@ -70,7 +70,7 @@ __device__ inline void store_pair(float* p, float first, float second) {
   *reinterpret_cast<float2*>(p) = {first, second};
 }
 __device__ inline void store_pair(bf16* p, float first, float second) {
-  *reinterpret_cast<uint32_t*>(p) = round_to_bf16(first).bits | static_cast<uint32_t>(round_to_bf16(second).bits) << 16;
+  *reinterpret_cast<uint32_t*>(p) = round_to_bf16_pair(first, second);
 }
 
 // --- matrix units ---

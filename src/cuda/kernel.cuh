@@ -32,9 +32,25 @@ __device__ inline float load_float(const bf16* p) {
 }
 // Nearest even; a NaN stays NaN.
 __device__ inline bf16 round_to_bf16(float value) {
+#if __CUDA_ARCH__ >= 800
+  uint16_t rounded;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+  return {rounded};
+#else
   const uint32_t bits = __float_as_uint(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
   return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+#endif
+}
+// Two in one word, `low` at the lower address.
+__device__ inline uint32_t round_to_bf16_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return round_to_bf16(low).bits | static_cast<uint32_t>(round_to_bf16(high).bits) << 16;
+#endif
 }
 __device__ inline void store_float(float* p, float value) {
   *p = value;

@@ -1,21 +1,22 @@
-// Norms over rows and rotary positions. A team of threads per row goes over it twice, the second time out of the L1
-// cache; all are bound by memory at many rows and by latency at few.
+// Norms over rows and rotary positions. A team of threads per row goes over it twice: what a thread has first stays in
+// its registers, and that is all of a row of up to 2560; the rest comes out of the L1 cache again. All are bound by
+// memory at many rows and by latency at few.
 #include "cuda/cuda_ops.h"
 #include "cuda/rows.cuh"
 
 namespace offload::cuda {
 namespace {
 
-// This thread's part of the sum of squares of one row.
-template <typename Team, typename T>
-__device__ float squares(const T* x, int n) {
-  float sum = 0;
-  Team::for_each_piece(0, n, [&](const auto& p) {
-    const auto v = p.load(x);
+template <int kWidth>
+__device__ inline void add_squares(const Vector<kWidth>& v, float& sum) {
 #pragma unroll
-    for (int i = 0; i < Team::kWidth; ++i) sum = fmaf(v[i], v[i], sum);
-  });
-  return sum;
+  for (int i = 0; i < kWidth; ++i) sum = fmaf(v[i], v[i], sum);
+}
+
+// The squares of this thread's pieces of x[0..n) behind its first one.
+template <typename Team, typename T>
+__device__ inline void add_squares_behind(const T* x, int n, float& sum) {
+  Team::for_each_piece(Team::kFirstColumns, n, [&](const auto& p) { add_squares(p.load(x), sum); });
 }
 
 // rsqrt(mean(x^2) + eps).
@@ -25,7 +26,9 @@ __device__ inline float inverse_rms(float sum, int n, float eps) {
 // The same over one row, for all threads of the team.
 template <typename Team, typename T>
 __device__ float inverse_rms(const T* x, int n, float eps) {
-  return inverse_rms(Team::sum(squares<Team>(x, n)), n, eps);
+  float sum = 0;
+  Team::for_each_piece(0, n, [&](const auto& p) { add_squares(p.load(x), sum); });
+  return inverse_rms(Team::sum(sum), n, eps);
 }
 
 template <typename T>
@@ -40,40 +43,65 @@ struct RmsNorm {
   NormWeight weight;
 };
 
-constexpr int kNormRows = 4;  // of a team, where there are many
+// Calls function(std::integral_constant) with the rows that a team takes at a time of so many.
+template <typename Function>
+void with_rows_each(int64_t rows, const Function& function) {
+  constexpr int kRowsEach = 2;
+  if (rows >= kRowsEach * int64_t{kMapBlocksEnough})
+    function(std::integral_constant<int, kRowsEach>{});
+  else
+    function(std::integral_constant<int, 1>{});
+}
 
 // out[r][g][j] = rnd!(x[r][g][j] * rsqrt(mean_j(x^2) + eps) * (1 + w[g][j])), or rnd!(rnd(x * rsqrt(..)) * w[g][j]).
-// One team for kRows rows r of a group, which share one reading of w; reads x, writes out. Out may be x: a thread
-// rereads what it alone overwrites.
+// One team for kRows rows r of a group at a time, which share one reading of w; reads x, writes out. Out may be x: a
+// thread rereads what it alone overwrites.
 template <typename T, Rounding kRounding, typename Team, int kRows>
 __global__ void __launch_bounds__(Team::kBlockThreads) rms_norm_kernel(RmsNorm<T> a) {
-  const auto [first, group] = split(Team::item(), a.groups);
-  const int64_t begin = first * kRows;
-  if (begin >= a.rows) return;
-  // Rows behind the last are the last again: read, and not written.
-  const auto row = [&](int r) { return min(begin + r, a.rows - 1); };
-  float scale[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) scale[r] = squares<Team>(a.x.at(row(r), group), a.n);
-  Team::sum_all(scale);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) scale[r] = inverse_rms(scale[r], a.n, a.eps);
-  const float* w = a.w + group * a.w_stride;
-  const bool one_plus = a.weight == NormWeight::one_plus;
-  Team::for_each_piece(0, a.n, [&](const auto& p) {
-    const auto weight = p.load(w);
+  constexpr int kWidth = Team::kWidth;
+  const auto piece = Team::first_piece(a.n);
+  const bool has_piece = piece.column < a.n, one_plus = a.weight == NormWeight::one_plus;
+  const int64_t items = (a.rows + kRows - 1) / kRows * a.groups;
+  for (int64_t item = Team::item(); item < items; item += Team::step()) {
+    const auto [first, group] = split(item, a.groups);
+    const int64_t begin = first * kRows;
+    const float* w = a.w + group * a.w_stride;
+    const T* x[kRows];  // rows behind the last are the last again: read, and not written
+    Vector<kWidth> held[kRows];
+    float scale[kRows] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (begin + r >= a.rows) continue;
-      auto v = p.load(a.x.at(begin + r, group));
+      x[r] = a.x.at(min(begin + r, a.rows - 1), group);
+      if (has_piece) held[r] = piece.load(x[r]);
+    }
 #pragma unroll
-      for (int i = 0; i < Team::kWidth; ++i) {
+    for (int r = 0; r < kRows; ++r) {
+      add_squares(held[r], scale[r]);
+      add_squares_behind<Team>(x[r], a.n, scale[r]);
+    }
+    Team::sum_all(scale);
+    const auto store = [&](const auto& p, int r, Vector<kWidth> v, const Vector<kWidth>& weight) {
+      if (begin + r >= a.rows) return;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
         v[i] *= scale[r];
         v[i] = one_plus ? v[i] * (1.0f + weight[i]) : rnd<T>(v[i], kRounding) * weight[i];
       }
       p.store(a.out.at(begin + r, group), v);
+    };
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) scale[r] = inverse_rms(scale[r], a.n, a.eps);
+    if (has_piece) {
+      const auto weight = piece.load(w);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) store(piece, r, held[r], weight);
     }
-  });
+    Team::for_each_piece(Team::kFirstColumns, a.n, [&](const auto& p) {
+      const auto weight = p.load(w);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) store(p, r, p.load(x[r]), weight);
+    });
+  }
 }
 
 template <typename T>
@@ -87,28 +115,54 @@ struct GatedNorm {
   Gate gate;
 };
 
-// out[r][h][j] = rnd!(rnd(w[j] * rnd(x[r][h][j] * rsqrt(mean_j(x^2) + eps))) * act(z[r][h][j])). One team for each
-// (r, h); reads x and z, writes out, which may be x.
-template <typename T, Rounding kRounding, typename Team>
+// out[r][h][j] = rnd!(rnd(w[j] * rnd(x[r][h][j] * rsqrt(mean_j(x^2) + eps))) * act(z[r][h][j])). One team for kItems
+// (r, h) at a time, which share one reading of w; reads x and z, writes out, which may be x.
+template <typename T, Rounding kRounding, typename Team, int kItems>
 __global__ void __launch_bounds__(Team::kBlockThreads) gated_norm_kernel(GatedNorm<T> a) {
-  const int64_t item = Team::item();
-  if (item >= a.items) return;
-  const auto [row, head] = split(item, a.heads);
-  const T* x = a.x.at(row, head);
-  const T* z = a.z.at(row, head);
-  T* out = a.out.at(row, head);
-  const float scale = inverse_rms<Team>(x, a.n, a.eps);
-  const bool silu = a.gate == Gate::silu;
-  Team::for_each_piece(0, a.n, [&](const auto& p) {
-    auto v = p.load(x);
-    const auto gate = p.load(z), w = p.load(a.w);
+  constexpr int kWidth = Team::kWidth;
+  const auto piece = Team::first_piece(a.n);
+  const bool has_piece = piece.column < a.n, silu = a.gate == Gate::silu;
+  for (int64_t begin = Team::item() * kItems; begin < a.items; begin += Team::step() * kItems) {
+    RowGroup at[kItems];  // items behind the last are the last again: read, and not written
+    Vector<kWidth> held[kItems], held_gate[kItems];
+    float scale[kItems] = {};
 #pragma unroll
-    for (int i = 0; i < Team::kWidth; ++i) {
-      const float normalised = rnd<T>(w[i] * rnd<T>(v[i] * scale, kRounding), kRounding);
-      v[i] = normalised * (silu ? canonical_silu(gate[i]) : sigmoid(gate[i]));
+    for (int r = 0; r < kItems; ++r) {
+      at[r] = split(min(begin + r, a.items - 1), a.heads);
+      if (!has_piece) continue;
+      held[r] = piece.load(a.x.at(at[r].row, at[r].group));
+      held_gate[r] = piece.load(a.z.at(at[r].row, at[r].group));
     }
-    p.store(out, v);
-  });
+#pragma unroll
+    for (int r = 0; r < kItems; ++r) {
+      add_squares(held[r], scale[r]);
+      add_squares_behind<Team>(a.x.at(at[r].row, at[r].group), a.n, scale[r]);
+    }
+    Team::sum_all(scale);
+    const auto store = [&](const auto& p, int r, Vector<kWidth> v, const Vector<kWidth>& gate,
+                           const Vector<kWidth>& w) {
+      if (begin + r >= a.items) return;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        const float normalised = rnd<T>(w[i] * rnd<T>(v[i] * scale[r], kRounding), kRounding);
+        v[i] = normalised * (silu ? canonical_silu(gate[i]) : sigmoid(gate[i]));
+      }
+      p.store(a.out.at(at[r].row, at[r].group), v);
+    };
+#pragma unroll
+    for (int r = 0; r < kItems; ++r) scale[r] = inverse_rms(scale[r], a.n, a.eps);
+    if (has_piece) {
+      const auto w = piece.load(a.w);
+#pragma unroll
+      for (int r = 0; r < kItems; ++r) store(piece, r, held[r], held_gate[r], w);
+    }
+    Team::for_each_piece(Team::kFirstColumns, a.n, [&](const auto& p) {
+      const auto w = p.load(a.w);
+#pragma unroll
+      for (int r = 0; r < kItems; ++r)
+        store(p, r, p.load(a.x.at(at[r].row, at[r].group)), p.load(a.z.at(at[r].row, at[r].group)), w);
+    });
+  }
 }
 
 struct RopeTable {
@@ -199,13 +253,12 @@ void CudaOps::execute(const RmsNormArgs& a) {
                           .weight = a.weight};
     with_team(n, {&a.x, &a.w, &a.out}, [&](auto team) {
       using RowTeam = decltype(team);
-      const auto go = [&](auto rows_each) {
+      with_rows_each(rows * groups, [&](auto rows_each) {
         constexpr int kRows = decltype(rows_each)::value;
         launch(rms_norm_kernel<T, decltype(rounding)::value, RowTeam, kRows>,
-               RowTeam::grid((rows + kRows - 1) / kRows * groups), RowTeam::block(), 0, stream_, args);
-      };
-      rows* groups >= kNormRows* int64_t{kMapBlocksEnough} ? go(std::integral_constant<int, kNormRows>{})
-                                                           : go(std::integral_constant<int, 1>{});
+               RowTeam::grid((rows + kRows - 1) / kRows * groups, caps_.multiprocessors), RowTeam::block(), 0, stream_,
+               args);
+      });
     });
   });
 }
@@ -226,8 +279,11 @@ void CudaOps::execute(const GatedNormArgs& a) {
                             .gate = a.gate};
     with_team(n, {&a.x, &a.z, &a.w, &a.out}, [&](auto team) {
       using RowTeam = decltype(team);
-      launch(gated_norm_kernel<T, decltype(rounding)::value, RowTeam>, RowTeam::grid(items), RowTeam::block(), 0,
-             stream_, args);
+      with_rows_each(items, [&](auto rows_each) {
+        constexpr int kRows = decltype(rows_each)::value;
+        launch(gated_norm_kernel<T, decltype(rounding)::value, RowTeam, kRows>,
+               RowTeam::grid((items + kRows - 1) / kRows, caps_.multiprocessors), RowTeam::block(), 0, stream_, args);
+      });
     });
   });
 }

@@ -130,8 +130,7 @@ template <int kWidth>
 __device__ inline Bf16Words<kWidth> words_of(const Vector<kWidth>& v) {
   uint32_t pairs[kWidth / 2];
 #pragma unroll
-  for (int i = 0; i < kWidth / 2; ++i)
-    pairs[i] = round_to_bf16(v[2 * i]).bits | static_cast<uint32_t>(round_to_bf16(v[2 * i + 1]).bits) << 16;
+  for (int i = 0; i < kWidth / 2; ++i) pairs[i] = round_to_bf16_pair(v[2 * i], v[2 * i + 1]);
   Bf16Words<kWidth> words;
   memcpy(&words, pairs, sizeof words);
   return words;
@@ -271,9 +270,24 @@ struct Team {
     return {blocks_for(items, kTeams)};
   }
 
+  // For items that blocks take in turn: as many as are at work at once.
+  static dim3 grid(int64_t items, int multiprocessors) {
+    constexpr int kThreadsEach = 1280;  // of a multiprocessor
+    return {
+        std::min(blocks_for(items, kTeams), static_cast<unsigned>(multiprocessors * (kThreadsEach / kBlockThreads)))};
+  }
+
   // Which of the items is this team's; the same for all its threads.
   __device__ static int64_t item() { return int64_t{blockIdx.x} * kTeams + threadIdx.y; }
+  // From there to the next one, where blocks take several.
+  __device__ static int64_t step() { return int64_t{gridDim.x} * kTeams; }
 
+  // Columns of the pieces that the threads have first, one each.
+  static constexpr int kFirstColumns = kThreads * kWidth;
+  // This thread's first piece of the columns [0, end), or one behind them.
+  __device__ static Piece<kWidth, kWhole> first_piece(int end) {
+    return {.column = static_cast<int>(threadIdx.x) * kWidth, .end = end};
+  }
   // This thread's pieces of the columns [begin, end), in ascending order.
   template <typename Function>
   __device__ static void for_each_piece(int begin, int end, const Function& function) {

@@ -11,6 +11,10 @@ namespace {
 // runs, few enough that the host never waits for room in the copy lane's queue while runs could be issued.
 constexpr int64_t kCopiesAhead = 32;
 
+// Copies of look-ahead that a prompt's layer issues at once: they keep the link busy while the host issues the ops up
+// to the next routing. The others follow these, as the host may have to wait for room in the copy lane's queue.
+constexpr size_t kLookaheadAtOnce = 64;
+
 uint64_t mixed_in(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 0x100000001B3u + (hash >> 47);
 }
@@ -194,14 +198,14 @@ void ExpertExecutor::issue_copy(std::string_view name, ExpertKey key, int64_t sl
   ++copies_;
 }
 
-// In prefill this happens when the ops up to the next routing have been issued: the host may have to wait for room in
-// the copy lane's queue, and the compute lane has work then.
-void ExpertExecutor::issue_lookahead() {
-  for (const PlannedCopy& ahead : planned_) {
-    issue_copy("look_ahead", ahead.key, ahead.slot);
-    filling_.push_back(ahead);
+// The first `most` of the copies that are planned.
+void ExpertExecutor::issue_lookahead(size_t most) {
+  const auto end = planned_.begin() + static_cast<std::ptrdiff_t>(std::min(most, planned_.size()));
+  for (auto ahead = planned_.begin(); ahead != end; ++ahead) {
+    issue_copy("look_ahead", ahead->key, ahead->slot);
+    filling_.push_back(*ahead);
   }
-  planned_.clear();
+  planned_.erase(planned_.begin(), end);
 }
 
 // For the first `count` copies of look-ahead that nobody has waited for. The copy lane keeps their order, so the
@@ -291,7 +295,7 @@ void ExpertExecutor::run_from_cache(const RoutedExperts& step) {
       if (awaited_[static_cast<size_t>(r)]) backend_.compute_lane().record(read_event(run_at(r).slot));
   }
   planned_.assign(plan.lookahead.begin(), plan.lookahead.end());
-  if (phase_ == Phase::decode) issue_lookahead();
+  issue_lookahead(phase_ == Phase::decode ? SIZE_MAX : kLookaheadAtOnce);
   if (host_runs_.empty()) return;
   runs_done_ += static_cast<int64_t>(host_runs_.size());
   host_runs_done_ += static_cast<int64_t>(host_runs_.size());

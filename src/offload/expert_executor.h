@@ -109,7 +109,7 @@ class ExpertExecutor final : public ExpertRunner {
   ExpertRun run_of(const std::byte* block, int64_t expert) const;
   SwigluExpertsArgs args_of(const RoutedExperts& step, std::span<const ExpertRun> runs) const;
   void compute(const RoutedExperts& step, std::span<const ExpertRun> runs);
-  void issue_lookahead();
+  void issue_lookahead(size_t most = SIZE_MAX);
   void wait_for_lookahead(size_t count);
   bool is_under_way(const PlannedCopy& ahead) const;
   size_t lookahead_of(int32_t layer) const;

@@ -62,6 +62,7 @@ const PolicyOptions& checked(const PolicyOptions& options) {
                "prefill_stream_permille", options.prefill_stream_permille, "0 to 1000");
   check_option(options.group_stream_permille >= 0 && options.group_stream_permille <= 1000, "group_stream_permille",
                options.group_stream_permille, "0 to 1000");
+  check_option(options.rows_per_staged > 0, "rows_per_staged", options.rows_per_staged, "1 or more");
   return options;
 }
 
@@ -86,6 +87,7 @@ LayerPlan ExpertPolicy::on_routed(int64_t layer, const LayerRouting& routing, Ph
   OFL_ASSERT(layer >= 0 && layer < options_.shape.layers);
   is_grouped_ = routing.visits_left > 0 || (layer == layer_ && visits_left_ > 0);
   layer_ = layer;
+  rows_ = routing.rows;
   visits_left_ = routing.visits_left;
   continues_ = routing.continues;
   is_complete_ = free_.empty() && options_.slots == owned() * options_.shape.layers;
@@ -197,10 +199,9 @@ void ExpertPolicy::plan_copies(Phase phase) {
 // The slots that `count` copies go through: free ones, then victims, then those of the plan's own residents.
 void ExpertPolicy::gather_ring(size_t count, Phase phase) {
   const bool lru = options_.kind == PolicyKind::lru;
-  const size_t victims_max =
-      !lru && !returns() && phase == Phase::prefill
-          ? std::max<size_t>(kRingMin, static_cast<size_t>(stream_slots() / (options_.lookahead_layers + 1)))
-          : count;
+  const size_t victims_max = !lru && !returns() && phase == Phase::prefill
+                                 ? std::max<size_t>(kRingMin, static_cast<size_t>(stream_slots()))
+                                 : count;
   size_t victims = 0;
   while (ring_.size() < count) {
     if (!free_.empty()) {
@@ -245,8 +246,7 @@ void ExpertPolicy::plan_lookahead(Phase phase) {
   // A layer that returns gets a slot for each of its experts first.
   int64_t room = options_.slots - (returns() ? owned() : 0);
   for (int64_t ahead = 1; ahead <= std::min<int64_t>(options_.lookahead_layers, layers_left); ++ahead)
-    room = look_ahead_in_prefill((layer_ + ahead) % options_.shape.layers,
-                                 stream_slots() / (options_.lookahead_layers + 1), room);
+    room = look_ahead_in_prefill((layer_ + ahead) % options_.shape.layers, staged_most(), room);
 }
 
 // Stages up to `budget` experts of the layer in place of others and more in free slots, at most `room` in all. Returns
@@ -396,8 +396,15 @@ void ExpertPolicy::check() const {
   OFL_ASSERT(held == listed && held == static_cast<size_t>(mapped) && held + free_.size() == slots_.size());
 }
 
+// What the current layer and each of those that it looks ahead to may turn over.
 int64_t ExpertPolicy::stream_slots() const {
-  return options_.slots * (is_grouped_ ? options_.group_stream_permille : options_.prefill_stream_permille) / 1000;
+  const int64_t permille = is_grouped_ ? options_.group_stream_permille : options_.prefill_stream_permille;
+  return options_.slots * permille / 1000 / (options_.lookahead_layers + 1);
+}
+
+// Of one layer ahead.
+int64_t ExpertPolicy::staged_most() const {
+  return std::max(stream_slots(), std::min(rows_ / options_.rows_per_staged, options_.slots / 3));
 }
 
 }  // namespace offload

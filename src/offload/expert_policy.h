@@ -101,6 +101,9 @@ struct PolicyOptions {
   // The same while a layer is visited by chunk after chunk: the next one should be there when its turn comes. The layer
   // itself may turn over all: what it keeps is needed again at once. docs/simulation.md has both shares tried.
   int64_t group_stream_permille = 500;
+  // A chunk has at least one expert staged for so many of its rows, in up to a third of the slots: the more rows, the
+  // longer it takes until the next layer is routed.
+  int64_t rows_per_staged = 64;
 };
 
 struct PolicyCounts {
@@ -174,6 +177,7 @@ class ExpertPolicy {
   void look_ahead_in_decode();
   bool stage(ExpertKey key, double delay);
   int64_t stream_slots() const;
+  int64_t staged_most() const;
   bool returns() const { return visits_left_ > 0; }
   int64_t owned() const { return (options_.shape.experts - options_.rank + options_.world - 1) / options_.world; }
 
@@ -181,7 +185,7 @@ class ExpertPolicy {
   ExpertForecast forecast_;
   PolicyCounts counts_[2];
   int64_t layer_ = 0, plan_ = 0, uses_ = 0;
-  int64_t visits_left_ = 0;                   // of the current plan's routing
+  int64_t rows_ = 0, visits_left_ = 0;        // of the current plan's routing
   bool continues_ = false;                    // see LayerRouting
   bool is_grouped_ = false;                   // its layer is visited by several chunks in turn
   bool is_complete_ = false;                  // every expert of this rank has a slot, for good
