@@ -124,10 +124,10 @@ void add_hyper_read(std::vector<BenchCase>& cases) {
                    }});
 }
 
-// A case whose arguments are the same at every call; `make` returns them.
+// A case of `rows` rows whose arguments are the same at every call; `make` returns them. `more` behind the rows.
 template <typename Make>
-void add_fixed(std::vector<BenchCase>& cases, std::string op, std::string detail, const Make& make) {
-  std::string name = fmt::format("published/{}/{}", op, detail);
+void add_fixed(std::vector<BenchCase>& cases, std::string op, int64_t rows, const std::string& more, const Make& make) {
+  std::string name = fmt::format("{}/{}/rows={}{}", group_of(rows), op, rows, more);
   cases.push_back({std::move(op), std::move(name), [=](BenchMemory& memory) -> PreparedBench {
                      const auto args = make(memory);
                      return {[=](Ops& ops, int64_t) { ops(args); }, {args.out}};
@@ -136,8 +136,8 @@ void add_fixed(std::vector<BenchCase>& cases, std::string op, std::string detail
 
 void add_attention(std::vector<BenchCase>& cases, int64_t rows, int64_t positions, int64_t budget) {
   add_fixed(
-      cases, "attention",
-      fmt::format("rows={},positions={}{}", rows, positions, budget > 0 ? fmt::format(",blocks={}", budget) : ""),
+      cases, "attention", rows,
+      fmt::format(",positions={}{}", positions, budget > 0 ? fmt::format(",blocks={}", budget) : ""),
       [=](BenchMemory& memory) {
         AttentionArgs args;
         args.q = memory.numbers(kBf16, {rows, kHeads, kHeadDim});
@@ -156,7 +156,7 @@ void add_attention(std::vector<BenchCase>& cases, int64_t rows, int64_t position
 }
 
 void add_gated_delta(std::vector<BenchCase>& cases, int64_t rows, int64_t chunk_rows) {
-  add_fixed(cases, "gated_delta", fmt::format("rows={},chunk={}", rows, chunk_rows), [=](BenchMemory& memory) {
+  add_fixed(cases, "gated_delta", rows, fmt::format(",chunk={}", chunk_rows), [=](BenchMemory& memory) {
     GatedDeltaArgs args{.qkv = memory.numbers(kBf16, {rows, kQkvColumns}),
                         .a = memory.numbers(kBf16, {rows, kValueHeads}),
                         .b = memory.numbers(kBf16, {rows, kValueHeads}),
@@ -171,46 +171,46 @@ void add_gated_delta(std::vector<BenchCase>& cases, int64_t rows, int64_t chunk_
 }
 
 void add_pointwise(std::vector<BenchCase>& cases, int64_t m) {
-  const std::string rows = fmt::format("rows={}", m);
-  add_fixed(cases, "rms_norm", rows, [=](BenchMemory& memory) {
+  const auto name = [m](std::string_view op) { return fmt::format("{}/{}/rows={}", group_of(m), op, m); };
+  add_fixed(cases, "rms_norm", m, "", [=](BenchMemory& memory) {
     return RmsNormArgs{.x = memory.numbers(kBf16, {m, kStreams, kHidden}),
                        .w = memory.numbers(kF32, {1, kHidden}),
                        .out = memory.empty(kBf16, {m, kStreams, kHidden})};
   });
-  add_fixed(cases, "causal_conv_silu", rows, [=](BenchMemory& memory) {
+  add_fixed(cases, "causal_conv_silu", m, "", [=](BenchMemory& memory) {
     return CausalConvSiluArgs{.x = memory.numbers(kBf16, {m, kQkvColumns}),
                               .w = memory.numbers(kBf16, {kQkvColumns, 4}),
                               .history = memory.numbers(kBf16, {3, kQkvColumns}),
                               .out = memory.empty(kBf16, {m, kQkvColumns})};
   });
-  add_fixed(cases, "gated_norm", rows, [=](BenchMemory& memory) {
+  add_fixed(cases, "gated_norm", m, "", [=](BenchMemory& memory) {
     return GatedNormArgs{.x = memory.numbers(kBf16, {m, kValueHeads, kDeltaDim}),
                          .z = memory.numbers(kBf16, {m, kValueHeads, kDeltaDim}),
                          .w = memory.numbers(kF32, {kDeltaDim}),
                          .out = memory.empty(kBf16, {m, kValueHeads, kDeltaDim})};
   });
-  add_fixed(cases, "norm_rope", rows, [=](BenchMemory& memory) {
+  add_fixed(cases, "norm_rope", m, "", [=](BenchMemory& memory) {
     return NormRopeArgs{.x = memory.numbers(kBf16, {m, kHeads, kHeadDim}),
                         .w = memory.numbers(kF32, {kHeadDim}),
                         .table = memory.numbers(kF32, {m, 32, 2}),
                         .out = memory.empty(kBf16, {m, kHeads, kHeadDim})};
   });
-  add_fixed(cases, "stream_mix", rows, [=](BenchMemory& memory) {
+  add_fixed(cases, "stream_mix", m, "", [=](BenchMemory& memory) {
     return StreamMixArgs{.x = memory.numbers(kBf16, {m, kStreams * kHidden}),
                          .u = memory.numbers(kBf16, {m, kStreams * kHidden}),
                          .out = memory.empty(kBf16, {m, kHidden}),
                          .streams = kStreams};
   });
-  add_fixed(cases, "swiglu", rows, [=](BenchMemory& memory) {
+  add_fixed(cases, "swiglu", m, "", [=](BenchMemory& memory) {
     return SwigluArgs{.x = memory.numbers(kBf16, {m, 2 * kIntermediate}),
                       .out = memory.empty(kBf16, {m, kIntermediate})};
   });
-  add_fixed(cases, "mul_sigmoid", rows, [=](BenchMemory& memory) {
+  add_fixed(cases, "mul_sigmoid", m, "", [=](BenchMemory& memory) {
     return MulSigmoidArgs{.x = memory.numbers(kBf16, {m, kHeads, kHeadDim}),
                           .gate = memory.numbers(kBf16, {m, kHeads, kHeadDim}),
                           .out = memory.empty(kBf16, {m, kHeads, kHeadDim})};
   });
-  add_fixed(cases, "moe_combine", rows, [=](BenchMemory& memory) {
+  add_fixed(cases, "moe_combine", m, "", [=](BenchMemory& memory) {
     return MoeCombineArgs{.parts = memory.numbers(kF32, {m * kTopK, kHidden}),
                           .weights = memory.numbers(kF32, {m, kTopK}, 0.1f, 0.1f),
                           .present = {},
@@ -219,13 +219,13 @@ void add_pointwise(std::vector<BenchCase>& cases, int64_t m) {
                           .out = memory.empty(kBf16, {m, kHidden})};
   });
   cases.push_back(
-      {"router_topk", "published/router_topk/" + rows, [=](BenchMemory& memory) -> PreparedBench {
+      {"router_topk", name("router_topk"), [=](BenchMemory& memory) -> PreparedBench {
          const Tensor logits = memory.numbers(kF32, {m, kExperts}, 4.0f);
          const Tensor ids = memory.empty(DType::i32, {m, kTopK}), share = memory.empty(kF32, {m, kTopK});
          return {[=](Ops& ops, int64_t) { ops(RouterTopkArgs{.logits = logits, .ids = ids, .weights = share}); },
                  {ids, share}};
        }});
-  cases.push_back({"stream_write", "published/stream_write/" + rows, [=](BenchMemory& memory) -> PreparedBench {
+  cases.push_back({"stream_write", name("stream_write"), [=](BenchMemory& memory) -> PreparedBench {
                      const Tensor stack = memory.numbers(kBf16, {m, kStreams * kHidden});
                      const Tensor y = memory.numbers(kBf16, {m, kHidden}, 0.01f);
                      const Tensor logits = memory.numbers(kBf16, {m, kStreams});
@@ -265,7 +265,8 @@ std::vector<BenchCase> published_shapes() {
   add_attention(cases, 1, 32768, 0);
   add_attention(cases, 1, 32768, 512);
   add_attention(cases, kPromptRows, 4096, 0);
-  add_fixed(cases, "block_scores", "rows=1,positions=32768", [](BenchMemory& memory) {
+  add_attention(cases, kLongPromptRows, 2 * kLongPromptRows, 512);
+  add_fixed(cases, "block_scores", 1, ",positions=32768", [](BenchMemory& memory) {
     constexpr int64_t kBlocks = 32768 / kRatio;
     BlockScoresArgs args{.q = memory.numbers(kBf16, {1, kIndexHeads, kIndexDim}),
                          .keys = memory.numbers(kBf16, {kBlocks, kIndexDim}),
@@ -276,6 +277,7 @@ std::vector<BenchCase> published_shapes() {
   });
   add_pointwise(cases, 1);
   add_pointwise(cases, kPromptRows);
+  add_pointwise(cases, kLongPromptRows);
   return cases;
 }
 
