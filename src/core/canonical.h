@@ -58,12 +58,10 @@ OFL_HOST_DEVICE inline float canonical_scale(float p, float shifted) {
   return p;
 }
 
-// exp(x), relative error below 2e-7 for x in [-86, 88]; outside, the value at the nearer end, so that nothing
-// overflows or leaves the normal range. Vector code repeats these steps one by one and so has the same bits.
-OFL_HOST_DEVICE inline float canonical_exp(float x) {
+// exp(x), relative error below 2e-7. REQUIRES: x in [kExpMin, kExpMax]. Vector code repeats these steps one by one and
+// so has the same bits.
+OFL_HOST_DEVICE inline float canonical_exp_within(float x) {
   using namespace canonical;
-  x = x < kExpMin ? kExpMin : x;
-  x = x > kExpMax ? kExpMax : x;
   const float shifted = std::fma(x, kLog2E, kRoundMagic);
   const float k = shifted - kRoundMagic;
   float r = std::fma(k, -kLn2High, x);
@@ -73,6 +71,13 @@ OFL_HOST_DEVICE inline float canonical_exp(float x) {
   p = std::fma(p, r, 1.0f);
   p = std::fma(p, r, 1.0f);
   return canonical_scale(p, shifted);
+}
+
+// The same for every x: outside, the value at the nearer end, so that nothing overflows or leaves the normal range.
+OFL_HOST_DEVICE inline float canonical_exp(float x) {
+  x = x < canonical::kExpMin ? canonical::kExpMin : x;
+  x = x > canonical::kExpMax ? canonical::kExpMax : x;
+  return canonical_exp_within(x);
 }
 
 // t * sigmoid(t) = t / (1 + exp(-t)).

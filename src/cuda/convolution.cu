@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) causal_conv_silu_chain_kernel(Causal
         sums[i] = fmaf(w[i / kEach][i % kEach * kUsualTaps + j], x[r + j][i], sums[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kMapWidth; ++i) sums[i] = canonical_silu(rnd<T>(sums[i], kRounding));
+    for (int i = 0; i < kMapWidth; ++i) sums[i] = silu(rnd<T>(sums[i], kRounding));
     piece.store(a.out.at(t), sums);
   }
 }
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads) causal_conv_silu_kernel(CausalConv<T
       const int64_t t = first + r * kThreadRows;
       if (t >= a.rows) continue;
 #pragma unroll
-      for (int i = 0; i < kMapWidth; ++i) sums[r][i] = canonical_silu(rnd<T>(sums[r][i], kRounding));
+      for (int i = 0; i < kMapWidth; ++i) sums[r][i] = silu(rnd<T>(sums[r][i], kRounding));
       piece.store(a.out.at(t), sums[r]);
     }
   }

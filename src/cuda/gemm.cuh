@@ -63,7 +63,7 @@ struct GroupedGemm {
 // rnd!(rnd(silu(rnd(gate))) * rnd(up)) before the final rounding, which the store does. TA: the activations' type.
 template <typename TA>
 __device__ inline float swiglu_of(float gate, float up, Rounding rounding) {
-  return rnd<TA>(canonical_silu(rnd<TA>(gate, rounding)), rounding) * rnd<TA>(up, rounding);
+  return rnd<TA>(silu(rnd<TA>(gate, rounding)), rounding) * rnd<TA>(up, rounding);
 }
 
 __device__ inline void store_pair(float* p, float first, float second) {

@@ -171,7 +171,7 @@ class Outputs {
   __device__ void store(int output, float sum) const {
     if (output < a_.lowrank) {
       const float low = widen(round_to_bf16(sum));
-      store_float(a_.low + output, canonical_silu(rnd<bf16>(low * (1.0f / kStreams), a_.rounding)));
+      store_float(a_.low + output, silu(rnd<bf16>(low * (1.0f / kStreams), a_.rounding)));
     } else if (a_.logits.is_bf16) {
       store_float(const_cast<bf16*>(a_.logits.bf16_row(0)) + output - a_.lowrank, sum);
     } else {

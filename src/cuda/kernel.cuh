@@ -74,6 +74,23 @@ __device__ inline float sigmoid(float x) {
   return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 
+// canonical_silu(t), with its bits for every t that is no NaN, in straight code: the compiler's own division branches
+// for quotients and divisors at the ends of the range, and nothing else of the thread can then be under way. Here a
+// quarter of both is divided, so that the divisor's reciprocal is a normal number; the quotient is corrected by its
+// exact remainder. Where that would not do, near 0 and at infinity, the divisor is 2 or makes no difference. Compared
+// for all 2^32 t on an H200 (2026-11-30).
+__device__ inline float silu(float t) {
+  const float x = fminf(fmaxf(-t, canonical::kExpMin), canonical::kExpMax);
+  const float d = fmaf(canonical_exp_within(x), 0.25f, 0.25f), n = 0.25f * t;
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+  float q = n * r;
+  q = fmaf(fmaf(-d, q, n), r, q);
+  q = fmaf(fmaf(-d, q, n), r, q);
+  constexpr uint32_t kLeast = 0x30800000u, kInfinity = 0x7f800000u;  // 2^-30
+  return (__float_as_uint(t) & 0x7fffffffu) - kLeast < kInfinity - kLeast ? q : 0.5f * t;
+}
+
 // --- sums over a warp or a block; every thread gets the result ---
 
 __device__ inline float warp_sum(float value) {

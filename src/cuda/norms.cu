@@ -46,7 +46,7 @@ struct RmsNorm {
 // Calls function(std::integral_constant) with the rows that a team takes at a time of so many.
 template <typename Function>
 void with_rows_each(int64_t rows, const Function& function) {
-  constexpr int kRowsEach = 2;
+  constexpr int kRowsEach = 3;
   if (rows >= kRowsEach * int64_t{kMapBlocksEnough})
     function(std::integral_constant<int, kRowsEach>{});
   else
@@ -57,7 +57,7 @@ void with_rows_each(int64_t rows, const Function& function) {
 // One team for kRows rows r of a group at a time, which share one reading of w; reads x, writes out. Out may be x: a
 // thread rereads what it alone overwrites.
 template <typename T, Rounding kRounding, typename Team, int kRows>
-__global__ void __launch_bounds__(Team::kBlockThreads) rms_norm_kernel(RmsNorm<T> a) {
+__global__ void __launch_bounds__(Team::kBlockThreads, Team::kBlocksEach) rms_norm_kernel(RmsNorm<T> a) {
   constexpr int kWidth = Team::kWidth;
   const auto piece = Team::first_piece(a.n);
   const bool has_piece = piece.column < a.n, one_plus = a.weight == NormWeight::one_plus;
@@ -118,10 +118,10 @@ struct GatedNorm {
 // out[r][h][j] = rnd!(rnd(w[j] * rnd(x[r][h][j] * rsqrt(mean_j(x^2) + eps))) * act(z[r][h][j])). One team for kItems
 // (r, h) at a time, which share one reading of w; reads x and z, writes out, which may be x.
 template <typename T, Rounding kRounding, typename Team, int kItems>
-__global__ void __launch_bounds__(Team::kBlockThreads) gated_norm_kernel(GatedNorm<T> a) {
+__global__ void __launch_bounds__(Team::kBlockThreads, Team::kBlocksEach) gated_norm_kernel(GatedNorm<T> a) {
   constexpr int kWidth = Team::kWidth;
   const auto piece = Team::first_piece(a.n);
-  const bool has_piece = piece.column < a.n, silu = a.gate == Gate::silu;
+  const bool has_piece = piece.column < a.n, has_silu = a.gate == Gate::silu;
   for (int64_t begin = Team::item() * kItems; begin < a.items; begin += Team::step() * kItems) {
     RowGroup at[kItems];  // items behind the last are the last again: read, and not written
     Vector<kWidth> held[kItems], held_gate[kItems];
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(Team::kBlockThreads) gated_norm_kernel(GatedNo
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         const float normalised = rnd<T>(w[i] * rnd<T>(v[i] * scale[r], kRounding), kRounding);
-        v[i] = normalised * (silu ? canonical_silu(gate[i]) : sigmoid(gate[i]));
+        v[i] = normalised * (has_silu ? silu(gate[i]) : sigmoid(gate[i]));
       }
       p.store(a.out.at(at[r].row, at[r].group), v);
     };

@@ -46,7 +46,7 @@ struct ScaledSilu {
   __device__ void operator()(const P& p) const {
     auto v = p.load(x.at(p.row));
 #pragma unroll
-    for (int i = 0; i < kMapWidth; ++i) v[i] = canonical_silu(rnd<T>(v[i] * scale, kRounding));
+    for (int i = 0; i < kMapWidth; ++i) v[i] = silu(rnd<T>(v[i] * scale, kRounding));
     p.store(out.at(p.row), v);
   }
 };
@@ -63,7 +63,7 @@ struct Swiglu {
     auto v = p.load(x.at(p.row));
     const auto up = p.load(x.at(p.row) + n);
 #pragma unroll
-    for (int i = 0; i < kMapWidth; ++i) v[i] = rnd<T>(canonical_silu(v[i]), kRounding) * up[i];
+    for (int i = 0; i < kMapWidth; ++i) v[i] = rnd<T>(silu(v[i]), kRounding) * up[i];
     p.store(out.at(p.row), v);
   }
 };

@@ -270,11 +270,10 @@ struct Team {
     return {blocks_for(items, kTeams)};
   }
 
-  // For items that blocks take in turn: as many as are at work at once.
+  // For items that blocks take in turn, in kernels that leave a multiprocessor room for kBlocksEach blocks.
+  static constexpr int kBlocksEach = 960 / kBlockThreads;
   static dim3 grid(int64_t items, int multiprocessors) {
-    constexpr int kThreadsEach = 1280;  // of a multiprocessor
-    return {
-        std::min(blocks_for(items, kTeams), static_cast<unsigned>(multiprocessors * (kThreadsEach / kBlockThreads)))};
+    return {std::min(blocks_for(items, kTeams), static_cast<unsigned>(multiprocessors * kBlocksEach))};
   }
 
   // Which of the items is this team's; the same for all its threads.
