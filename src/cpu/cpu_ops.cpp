@@ -274,8 +274,11 @@ void CpuOps::execute(const HyperReadArgs& a) {
 }
 
 void CpuOps::execute(const ArgmaxArgs& a) {
-  for (int64_t r = 0; r < a.x.dim(0); ++r)
-    a.ids.as<int32_t>()[r] = largest_logit({a.x.row<float>(r), static_cast<size_t>(a.x.dim(1))}).value_or(-1);
+  for (int64_t r = 0; r < a.x.dim(0); ++r) {
+    Logit best;
+    const bool has_order = largest_logits({a.x.row<float>(r), static_cast<size_t>(a.x.dim(1))}, {&best, 1});
+    a.ids.as<int32_t>()[r] = has_order && std::isfinite(best.value) ? best.id : -1;
+  }
 }
 
 }  // namespace offload::cpu

@@ -104,13 +104,15 @@ class Decoder {
   // A greedy choice needs no logits on the host, unless it is not allowed.
   int32_t next_id() {
     if (!chooses_on_device()) return sampler_.sample(last_logits_);
-    const std::optional<int32_t> largest = session_.engine().largest_logit();
-    if (largest && sampler_.may_draw(*largest)) return *largest;
+    if (const std::optional<int32_t> id = session_.engine().largest_logit()) {
+      const Logit largest{.id = *id};
+      if (const std::optional<int32_t> drawn = sampler_.sample(std::span(&largest, 1))) return *drawn;
+    }
     session_.engine().last_logits(
         [&](int64_t, std::span<const float> logits) { last_logits_.assign(logits.begin(), logits.end()); });
     return sampler_.sample(last_logits_);
   }
-  bool chooses_on_device() const { return sampler_.is_greedy() && !callbacks_.on_logits; }
+  bool chooses_on_device() const { return sampler_.largest_wanted() == 1 && !callbacks_.on_logits; }
 
   // False when interrupted.
   bool prefill(std::span<const int32_t> prompt) {
