@@ -5,7 +5,9 @@
 
 #include "core/detokenizer.h"
 #include "cpu/cpu_backend.h"
+#include "cpu/cpu_ops.h"
 #include "cpu/ref_ops.h"
+#include "cpu/thread_collective.h"
 
 namespace offload::generation_test {
 
@@ -219,6 +221,56 @@ TEST_CASE("the_same_seed_gives_the_same_answer_and_another_seed_another") {
   CHECK(ask(options).result.tokens == first);
   options.sampling.seed = 6;
   CHECK(ask(options).result.tokens != first);
+}
+
+// Counts the selections of the largest logits that a lane runs.
+class TopkCount final : public OpObserver {
+ public:
+  void op_begins() override {}
+  void op_ended(std::string_view name, const Cost&) override { count += name == "topk" ? 1 : 0; }
+  int64_t count = 0;
+};
+
+TEST_CASE("an_answer_drawn_from_the_largest_logits_is_the_one_drawn_from_whole_rows") {
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    cpu::ThreadGroup group(ranks);
+    std::vector<std::unique_ptr<cpu::CpuBackend>> owned;
+    std::vector<std::unique_ptr<Collective>> owned_ends;
+    std::vector<Backend*> backends;
+    std::vector<Collective*> ends;
+    for (int rank = 0; rank < ranks; ++rank) {
+      owned.push_back(std::make_unique<cpu::CpuBackend>(std::make_unique<cpu::CpuOps>(cpu::CpuOpsOptions{})));
+      backends.push_back(owned.back().get());
+      if (ranks == 1) continue;
+      owned_ends.push_back(group.end(rank));
+      ends.push_back(owned_ends.back().get());
+    }
+    Engine engine(Demo::options(), Devices(backends, ends));
+    Session session(engine);
+    TopkCount selections;
+    backends.back()->ops().set_observer(&selections);
+    GenerationCallbacks whole_rows;
+    whole_rows.on_logits = [](int32_t, std::span<const float>) {};
+    const Ids prompt = demo().tokenizer.encode(kQuestion);
+    const auto answer = [&](const GenerationOptions& options, const GenerationCallbacks& callbacks) {
+      const int64_t before = selections.count;
+      const Ids tokens = generate(session, prompt, options, &demo().tokenizer, callbacks).tokens;
+      CHECK(selections.count - before == (callbacks.on_logits ? 0 : static_cast<int64_t>(tokens.size())));
+      return tokens;
+    };
+    for (const double temperature : {0.0, 0.8, 4.0}) {
+      for (const double top_p : {1.0, 0.9}) {
+        for (uint64_t seed = 0; seed < 3; ++seed) {
+          GenerationOptions options = greedy();
+          options.ignore_eos = true;
+          options.max_tokens = 16;
+          options.sampling = {.temperature = temperature, .top_k = 20, .top_p = top_p, .seed = seed};
+          CHECK(answer(options, {}) == answer(options, whole_rows));
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("a_next_turn_computes_only_what_it_adds_and_answers_as_if_asked_at_once") {

@@ -1,5 +1,6 @@
-// Cases of copy, gather_rows, rms_norm, scaled_silu, swiglu, add, mul_sigmoid, gated_norm.
+// Cases of copy, gather_rows, rms_norm, scaled_silu, swiglu, add, mul_sigmoid, gated_norm, topk.
 #include <cmath>
+#include <set>
 
 #include "op_case_families.h"
 
@@ -149,34 +150,60 @@ void append_adds(std::vector<OpCase>& cases, DType a, int64_t rows, int64_t pad)
 }
 
 // On a grid of 1/4, so that the largest comes several times; some rows hold what no choice can be made of.
-void append_argmax(std::vector<OpCase>& cases) {
-  const auto fill = [](int64_t n) -> Fill {
-    return [n](CaseRandom& random, std::span<double> values) {
-      for (double& value : values) value = static_cast<double>(random.below(40) - 60) / 4;
-      const auto count = static_cast<size_t>(n);
-      const auto row = [&](size_t r) {
-        return values.size() >= (r + 1) * count ? values.subspan(r * count, count) : std::span<double>();
-      };
-      if (!row(3).empty()) row(3).back() = INFINITY;
-      if (!row(4).empty()) std::fill(row(4).begin(), row(4).end(), -INFINITY);
-      if (!row(5).empty()) row(5)[count / 2] = -INFINITY;
-      if (!row(6).empty()) row(6)[count / 3] = NAN;
+Fill choices(int64_t n) {
+  return [n](CaseRandom& random, std::span<double> values) {
+    for (double& value : values) value = static_cast<double>(random.below(40) - 60) / 4;
+    const auto count = static_cast<size_t>(n);
+    const auto row = [&](size_t r) {
+      return values.size() >= (r + 1) * count ? values.subspan(r * count, count) : std::span<double>();
     };
+    if (!row(3).empty()) row(3).back() = INFINITY;
+    if (!row(4).empty()) std::fill(row(4).begin(), row(4).end(), -INFINITY);
+    if (!row(5).empty()) row(5)[count / 2] = -INFINITY;
+    if (!row(6).empty()) row(6)[count / 3] = NAN;
+  };
+}
+
+void append_topk(std::vector<OpCase>& cases) {
+  const auto add = [&](std::string_view values, int64_t rows, int64_t n, int64_t k, int64_t pad, const Fill& fill) {
+    cases.push_back(
+        {"topk",
+         fmt::format("topk/{}/rows={},n={},k={},pad={}", values, rows, n, k, pad),
+         {padded(input("x", DType::f32, {rows, n}, fill), pad), padded(output("values", DType::f32, {rows, k}), pad),
+          padded(output("ids", DType::i32, {rows, k}), 2 * pad)},
+         [](Ops& ops, Tensors t) { ops(TopkArgs{.x = t[0], .values = t[1], .ids = t[2]}); },
+         tolerances::exact});
   };
   for (const int64_t rows : {0, 1, 7})
     for (const int64_t n : {1, 3, 64, 1000, 5003})
       for (const int64_t pad : {0, 1, 4})
-        cases.push_back({"argmax",
-                         fmt::format("argmax/rows={},n={},pad={}", rows, n, pad),
-                         {padded(input("x", DType::f32, {rows, n}, fill(n)), pad), output("ids", DType::i32, {rows})},
-                         [](Ops& ops, std::span<const Tensor> t) { ops(ArgmaxArgs{.x = t[0], .ids = t[1]}); },
-                         tolerances::exact});
+        for (const int64_t k : std::set<int64_t>{1, std::min<int64_t>(n, 20), std::min(n, kTopkMax)})
+          add("ties", rows, n, k, pad, choices(n));
+  const Fill few = [](CaseRandom& random, std::span<double> values) {
+    for (double& value : values) value = random.below(400) == 0 ? random.normal() : -INFINITY;
+  };
+  const Fill zeros = [](CaseRandom& random, std::span<double> values) {
+    for (double& value : values) value = random.below(2) == 0 ? 0.0 : -0.0;
+  };
+  const Fill rising = [](CaseRandom&, std::span<double> values) {
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i) - 2000;
+  };
+  // Lengths around what one block of threads takes, and so many that what is left of them is more than that.
+  for (const int64_t n : {256, 4095, 4096, 4097, 70001}) {
+    for (const int64_t k : {int64_t{1}, int64_t{33}, kTopkMax}) {
+      add("normal", 1, n, k, 0, normal(3));
+      add("equal", 1, n, k, 0, constant(-2.5));
+      add("few", 1, n, k, 0, few);
+      add("zeros", 1, n, k, 0, zeros);
+      add("rising", 1, n, k, 0, rising);
+    }
+  }
 }
 
 }  // namespace
 
 void append_pointwise_cases(std::vector<OpCase>& cases) {
-  append_argmax(cases);
+  append_topk(cases);
   append_copies(cases);
   for (const DType a : kActivations) {
     for (const Rounding rounding : kRoundings) {

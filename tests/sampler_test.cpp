@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -66,6 +68,17 @@ std::string sampling_failure(Sampler& sampler, const std::vector<float>& logits)
 
 const std::vector<float> kLogits = {1.0f, 3.0f, 2.0f, 0.0f, -1.0f};
 
+// Numbers on a grid, so that some are equal, zeros of both signs and some -inf.
+std::vector<float> random_row(size_t size, uint64_t seed) {
+  std::vector<float> row;
+  for (size_t i = 0; i < size; ++i) {
+    const double draw = uniform_draw(seed, i);
+    const float value = static_cast<float>(std::round(draw * 400) / 16 - 13);
+    row.push_back(i % 17 == 3 ? -kInfF : value == 0 && i % 2 == 0 ? -0.0f : value);
+  }
+  return row;
+}
+
 }  // namespace
 
 TEST_CASE("plain_sampling_is_the_softmax_in_id_order") {
@@ -124,25 +137,126 @@ TEST_CASE("greedy_takes_the_largest_and_gives_ties_to_the_lower_id") {
 }
 
 TEST_CASE("the_largest_logit_is_found_at_every_place_and_not_where_a_number_is_missing") {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const auto largest = [](const std::vector<float>& logits) {
+    Logit best;
+    return largest_logits(logits, {&best, 1}) ? best.id : -1;
+  };
   for (const size_t size : {size_t{1}, size_t{15}, size_t{16}, size_t{1024}, size_t{1025}, size_t{5000}}) {
     for (size_t at = 0; at<size; at += size> 100 ? 61 : 1) {
       std::vector<float> logits(size, -3.5f);
       logits[at] = -1;
-      CHECK(largest_logit(logits) == static_cast<int32_t>(at));
+      CHECK(largest(logits) == static_cast<int32_t>(at));
       logits.back() = -1;  // a tie
-      CHECK(largest_logit(logits) == static_cast<int32_t>(at));
-      logits[at] = std::numeric_limits<float>::quiet_NaN();
-      CHECK(!largest_logit(logits));
-      logits[at] = kInfinity;
-      CHECK(!largest_logit(logits));
-      logits[at] = -kInfinity;
-      CHECK(largest_logit(logits).has_value() == (size > 1 || at + 1 != size));
+      CHECK(largest(logits) == static_cast<int32_t>(at));
+      logits[at] = kNanF;
+      CHECK(largest(logits) == -1);
+      logits[at] = kInfF;
+      CHECK(largest(logits) == -1);
+      logits[at] = -kInfF;
+      CHECK(largest(logits) ==
+            (at + 1 == size ? size > 1 ? 0 : static_cast<int32_t>(at) : static_cast<int32_t>(size) - 1));
     }
   }
-  CHECK(!largest_logit(std::vector<float>(40, -kInfinity)));
-  CHECK(!largest_logit({}));
-  CHECK(largest_logit(std::vector<float>{-0.0f, 0.0f}) == 0);
+  CHECK(largest(std::vector<float>(40, -kInfF)) == 0);
+  CHECK(largest({-0.0f, 0.0f}) == 0);
+}
+
+TEST_CASE("the_largest_logits_are_those_of_a_sorted_row") {
+  for (const size_t size : {size_t{1}, size_t{40}, size_t{1024}, size_t{3000}}) {
+    for (const size_t count : {size_t{1}, size_t{2}, size_t{32}, size}) {
+      if (count > size) continue;
+      CAPTURE(size);
+      CAPTURE(count);
+      const std::vector<float> logits = random_row(size, size + count);
+      std::vector<Logit> sorted, best(count);
+      for (size_t i = 0; i < size; ++i) sorted.push_back({static_cast<int32_t>(i), logits[i]});
+      std::sort(sorted.begin(), sorted.end(), [](const Logit& a, const Logit& b) { return comes_first(a, b); });
+      REQUIRE(largest_logits(logits, best));
+      for (size_t i = 0; i < count; ++i) {
+        REQUIRE(best[i].id == sorted[i].id);
+        REQUIRE(best[i].value == sorted[i].value);
+        REQUIRE(!std::signbit(best[i].value + 0 == 0 ? best[i].value : 1));
+      }
+    }
+  }
+}
+
+TEST_CASE("the_largest_logits_decide_as_the_whole_row_does_or_say_that_they_do_not") {
+  constexpr size_t kSize = 300;
+  const SamplingOptions all_options[] = {{.temperature = 0},
+                                         {.temperature = 0, .top_k = 5, .top_p = 0.1, .min_p = 0.9},
+                                         {.top_k = 1},
+                                         {.temperature = 0.8, .top_k = 20},
+                                         {.temperature = 0.8, .top_k = 20, .top_p = 0.95},
+                                         {.temperature = 1.5, .top_k = 20, .min_p = 0.05},
+                                         {.temperature = 3, .top_k = 7, .top_p = 0.5, .min_p = 0.01},
+                                         {.temperature = 1e-300, .top_k = 20},
+                                         {.top_k = 200}};
+  const auto mask = [](size_t size, const auto& allows) {
+    std::vector<bool> allowed(size);
+    for (size_t i = 0; i < size; ++i) allowed[i] = allows(i);
+    return allowed;
+  };
+  const std::vector<bool> masks[] = {{},
+                                     mask(280, [](size_t) { return true; }),
+                                     mask(kSize, [](size_t i) { return i % 3 != 0; }),
+                                     mask(kSize, [](size_t i) { return i % 15 == 0; })};  // 20
+  int decided = 0, undecided = 0;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    const std::vector<float> row = random_row(kSize, seed);
+    for (SamplingOptions options : all_options) {
+      options.seed = seed;
+      for (const std::vector<bool>& allowed : masks) {
+        for (const size_t count : {static_cast<size_t>(Sampler(options).largest_wanted()), size_t{21}, kSize}) {
+          Sampler of_row(options, allowed), of_largest(options, allowed);
+          std::vector<Logit> largest(count);
+          REQUIRE(largest_logits(row, largest));
+          for (int i = 0; i < 3; ++i) {
+            const auto found = of_largest.distribution(largest);
+            const std::vector<Sampler::Candidate> choices(found.begin(), found.end());
+            const auto drawn = of_largest.sample(largest);
+            REQUIRE(drawn.has_value() == !choices.empty());
+            REQUIRE(of_largest.draws() == i + (drawn ? 1 : 0));
+            const auto expected = of_row.distribution(row);
+            REQUIRE((choices.empty() || choices.size() == expected.size()));
+            for (size_t c = 0; c < choices.size(); ++c) {
+              REQUIRE(choices[c].id == expected[c].id);
+              REQUIRE(std::bit_cast<uint64_t>(choices[c].probability) ==
+                      std::bit_cast<uint64_t>(expected[c].probability));
+            }
+            REQUIRE((drawn ? *drawn : of_largest.sample(row)) == of_row.sample(row));
+            ++(drawn ? decided : undecided);
+          }
+        }
+      }
+    }
+  }
+  CHECK(decided > 5000);
+  CHECK(undecided > 2000);
+}
+
+TEST_CASE("rows_that_their_largest_logits_cannot_decide_are_asked_for_whole") {
+  std::vector<Logit> largest(5);
+  REQUIRE(largest_logits(kLogits, largest));
+  for (const SamplingOptions& options :
+       {SamplingOptions{}, SamplingOptions{.top_p = 0.5}, SamplingOptions{.temperature = 0, .repetition_penalty = 2},
+        SamplingOptions{.top_k = 2, .repetition_penalty = 1.1}}) {
+    Sampler sampler(options);
+    CHECK(sampler.largest_wanted() == 0);
+    CHECK(!sampler.sample(largest));
+  }
+  CHECK(Sampler({.temperature = 0, .top_k = 20}).largest_wanted() == 1);
+  Sampler sampler({.top_k = 4});
+  CHECK(sampler.largest_wanted() > 4);
+  CHECK(sampler.sample(largest));
+  CHECK(!sampler.sample(std::span(largest).first(4)));  // whether there is a fifth decides the order
+  CHECK(!sampler.sample(std::span<const Logit>()));     // of a row with a NaN
+  largest[4].value = -kInfF;
+  CHECK(!sampler.sample(largest));
+  CHECK(sampler.draws() == 1);
+  Sampler greedy({.temperature = 0}, {true, false, true});
+  CHECK(!greedy.sample(std::span(largest).first(1)));
+  CHECK(greedy.sample(std::span(largest).first(2)) == 2);
 }
 
 TEST_CASE("masked_ids_and_ids_past_the_mask_are_never_drawn") {

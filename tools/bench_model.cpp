@@ -117,7 +117,8 @@ class ModelBench::Runner {
   int32_t feed(std::span<const int32_t> tokens, BenchHash& hash) {
     engine_->feed(*sequence_, tokens, Engine::LogitRows::none, {},
                   [](size_t, const Tensor&) { stop_if_interrupted(); });
-    const int32_t next = engine_->largest_logit().value_or(0);
+    const std::span<const Logit> largest = engine_->largest_logits(1);
+    const int32_t next = largest.empty() ? 0 : largest.front().id;
     hash.add(std::as_bytes(std::span(&next, 1)));
     return next;
   }

@@ -134,6 +134,16 @@ void add_fixed(std::vector<BenchCase>& cases, std::string op, int64_t rows, cons
                    }});
 }
 
+// What a sampler that keeps 20 asks for, and the greedy one.
+void add_topk(std::vector<BenchCase>& cases, int64_t k) {
+  cases.push_back({"topk", fmt::format("published/topk/rows=1,k={}", k), [=](BenchMemory& memory) -> PreparedBench {
+                     const TopkArgs args{.x = memory.numbers(kF32, {1, kVocabulary}, 4.0f),
+                                         .values = memory.empty(kF32, {1, k}),
+                                         .ids = memory.empty(DType::i32, {1, k})};
+                     return {[=](Ops& ops, int64_t) { ops(args); }, {args.values, args.ids}};
+                   }});
+}
+
 void add_attention(std::vector<BenchCase>& cases, int64_t rows, int64_t positions, int64_t budget) {
   add_fixed(
       cases, "attention", rows,
@@ -254,6 +264,7 @@ std::vector<BenchCase> published_shapes() {
   add_linear(cases, 1, kExperts + 2 * kIntermediate + 1, true);
   add_linear(cases, 1, kHidden, true, kIntermediate);
   add_linear(cases, 1, kVocabulary, false);
+  for (const int64_t k : {1, 32}) add_topk(cases, k);
   for (const int64_t columns : {1280, 2560, 6144, 10240, 12288}) add_linear(cases, kPromptRows, columns, false);
   for (const int64_t columns : {2560, 10240, 16480}) add_linear(cases, kLongPromptRows, columns, false);
   add_linear(cases, kLongPromptRows, kHidden, false, kValueHeads * kDeltaDim);

@@ -1,5 +1,7 @@
 // Preconditions of every op. A violation is a bug in the block that built the arguments, so these assert; what users
 // and files supply was validated before.
+#include <algorithm>
+
 #include "core/canonical.h"
 #include "core/ops.h"
 
@@ -206,9 +208,11 @@ void check(const MoeCombineArgs& a) {
   OFL_ASSERT(!a.gate || (a.shared && activation(a.gate, 2) && shape_is(a.gate, a.out.dim(0), 1)));
 }
 
-void check(const ArgmaxArgs& a) {
-  OFL_ASSERT(is(a.x, DType::f32, 2) && inner_contiguous(a.x) && a.x.dim(1) > 0);
-  OFL_ASSERT(is(a.ids, DType::i32, 1) && a.ids.contiguous() && a.ids.dim(0) == a.x.dim(0));
+void check(const TopkArgs& a) {
+  OFL_ASSERT(is(a.x, DType::f32, 2) && inner_contiguous(a.x) && is(a.values, DType::f32, 2) &&
+             is(a.ids, DType::i32, 2));
+  OFL_ASSERT(inner_contiguous(a.values) && inner_contiguous(a.ids) && same_shape(a.values, a.ids));
+  OFL_ASSERT(a.ids.dim(0) == a.x.dim(0) && a.ids.dim(1) >= 1 && a.ids.dim(1) <= std::min(a.x.dim(1), kTopkMax));
 }
 
 void check(const SignedRootGateArgs& a) {

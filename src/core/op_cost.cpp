@@ -153,8 +153,8 @@ Cost cost(const MoeCombineArgs& a) {
   return elementwise({&a.parts, &a.weights, &a.present, &a.shared, &a.gate}, {&a.out}, 2 * a.parts.elements());
 }
 
-Cost cost(const ArgmaxArgs& a) {
-  return elementwise({&a.x}, {&a.ids}, a.x.elements());
+Cost cost(const TopkArgs& a) {
+  return elementwise({&a.x}, {&a.values, &a.ids}, a.x.elements());
 }
 
 Cost cost(const SignedRootGateArgs& a) {

@@ -308,10 +308,12 @@ struct SignedRootGateArgs {
 
 // --- choice ---
 
-// ids[r] = the index of the largest x[r][j], the lowest of equal ones; -1 where that is not finite or x[r] holds a NaN.
-// x F32 [rows, n], ids I32 [rows].
-struct ArgmaxArgs {
-  Tensor x, ids;
+// Per row the k largest, largest first, equal ones (0 equals -0) to the lower index: values[r][s] = x[r][ids[r][s]], +0
+// where that is a zero. A row that holds a NaN or +inf has no such order: its ids are all -1, its values left alone.
+// x F32 [rows, n]; values F32, ids I32 [rows, k], 1 <= k <= min(n, kTopkMax).
+inline constexpr int64_t kTopkMax = 256;  // several times what samplers keep; one block of threads orders so many
+struct TopkArgs {
+  Tensor x, values, ids;
 };
 
 // X-list of the ops: argument struct, name.
@@ -341,7 +343,7 @@ struct ArgmaxArgs {
   X(SwigluRoutedArgs, swiglu_routed)      \
   X(MoeCombineArgs, moe_combine)          \
   X(SignedRootGateArgs, signed_root_gate) \
-  X(ArgmaxArgs, argmax)
+  X(TopkArgs, topk)
 
 // The contract functions, one overload per op: check() asserts the preconditions (a violation is a bug of the caller),
 // cost() gives bytes and flops, op_name() the label used in traces and benchmarks.

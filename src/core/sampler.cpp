@@ -12,8 +12,11 @@ namespace {
 
 constexpr int64_t kTopKMax = 1 << 24;  // above any vocabulary
 
+// Room among a row's largest logits for ids that are not allowed: padding of the matrix, whose logits are seldom large.
+constexpr int64_t kRoomForOthers = 12;
+
 // Likelier first, ties to the lower id; a total order.
-bool comes_first(const Sampler::Candidate& a, const Sampler::Candidate& b) {
+bool is_likelier(const Sampler::Candidate& a, const Sampler::Candidate& b) {
   return a.probability != b.probability ? a.probability > b.probability : a.id < b.id;
 }
 
@@ -50,39 +53,40 @@ double uniform_draw(uint64_t seed, uint64_t counter) {
   return static_cast<double>(z >> 11) * 0x1p-53;
 }
 
-// Blocks that a compiler turns into vector maxima, then the place within the best block.
-std::optional<int32_t> largest_logit(std::span<const float> logits) {
+// Blocks that a compiler turns into vector maxima; of the few that hold a larger one than the least of the best so far,
+// each number. The best are a heap whose front is the least.
+bool largest_logits(std::span<const float> logits, std::span<Logit> best) {
   constexpr size_t kLanes = 16, kBlock = 64 * kLanes;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  float best = -kInfinity;
-  size_t best_begin = 0;
-  bool has_nan = false;
+  OFL_ASSERT(!best.empty() && best.size() <= logits.size());
+  size_t held = 0;
   for (size_t begin = 0; begin < logits.size(); begin += kBlock) {
     const std::span block = logits.subspan(begin, std::min(kBlock, logits.size() - begin));
     float most[kLanes];
-    float nans[kLanes] = {};
+    float refused[kLanes] = {};
     std::fill(std::begin(most), std::end(most), -kInfinity);
+    const auto see = [&](size_t lane, float value) {
+      most[lane] = value > most[lane] ? value : most[lane];
+      refused[lane] += value < kInfinity ? 0.0f : 1.0f;
+    };
     size_t i = 0;
-    for (; i + kLanes <= block.size(); i += kLanes) {
-      for (size_t lane = 0; lane < kLanes; ++lane) {
-        const float value = block[i + lane];
-        most[lane] = value > most[lane] ? value : most[lane];
-        nans[lane] += value != value ? 1.0f : 0.0f;
+    for (; i + kLanes <= block.size(); i += kLanes)
+      for (size_t lane = 0; lane < kLanes; ++lane) see(lane, block[i + lane]);
+    for (; i < block.size(); ++i) see(0, block[i]);
+    if (std::any_of(std::begin(refused), std::end(refused), [](float count) { return count != 0; })) return false;
+    if (held == best.size() && *std::max_element(std::begin(most), std::end(most)) <= best.front().value) continue;
+    for (i = 0; i < block.size(); ++i) {
+      if (held == best.size()) {
+        if (block[i] <= best.front().value) continue;
+        std::pop_heap(best.begin(), best.end(), comes_first);
+        --held;
       }
+      best[held++] = {static_cast<int32_t>(begin + i), block[i] + 0.0f};
+      std::push_heap(best.begin(), best.begin() + static_cast<std::ptrdiff_t>(held), comes_first);
     }
-    for (; i < block.size(); ++i) {
-      most[0] = std::max(most[0], block[i]);
-      nans[0] += block[i] != block[i] ? 1.0f : 0.0f;
-    }
-    has_nan = has_nan || std::any_of(std::begin(nans), std::end(nans), [](float count) { return count != 0; });
-    const float block_best = *std::max_element(std::begin(most), std::end(most));
-    if (block_best <= best) continue;
-    best = block_best;
-    best_begin = begin;
   }
-  if (has_nan || !std::isfinite(best)) return {};
-  const auto at = std::find(logits.begin() + static_cast<std::ptrdiff_t>(best_begin), logits.end(), best);
-  return static_cast<int32_t>(at - logits.begin());
+  std::sort_heap(best.begin(), best.end(), comes_first);
+  return true;
 }
 
 Sampler::Sampler(const SamplingOptions& options, std::vector<bool> allowed)
@@ -107,7 +111,7 @@ void Sampler::fill_candidates(std::span<const float> logits) {
                   "the logits of step {} hold {} at id {}; the weights are damaged or the arithmetic overflowed",
                   draws_, number_text(logit), i);
     if (logit == -std::numeric_limits<float>::infinity()) continue;
-    if (!allowed_.empty() && (i >= allowed_.size() || !allowed_[i])) continue;
+    if (!is_allowed(static_cast<int32_t>(i))) continue;
     double value = logit;
     if (i < observed_.size() && observed_[i]) {
       value = value > 0 ? value / options_.repetition_penalty : value * options_.repetition_penalty;
@@ -124,7 +128,7 @@ void Sampler::keep_top_k() {
   const auto count = static_cast<size_t>(options_.top_k);
   if (count == 0 || count >= candidates_.size()) return;
   const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(count);
-  std::partial_sort(candidates_.begin(), end, candidates_.end(), comes_first);
+  std::partial_sort(candidates_.begin(), end, candidates_.end(), is_likelier);
   candidates_.erase(end, candidates_.end());
 }
 
@@ -143,7 +147,7 @@ void Sampler::keep_top_p() {
   if (options_.top_p >= 1) return;
   double total = 0;
   for (const Candidate& candidate : candidates_) total += candidate.probability;
-  const auto comes_later = [](const Candidate& a, const Candidate& b) { return comes_first(b, a); };
+  const auto comes_later = [](const Candidate& a, const Candidate& b) { return is_likelier(b, a); };
   std::make_heap(candidates_.begin(), candidates_.end(), comes_later);
   auto heap_end = candidates_.end();
   double held = 0;
@@ -162,41 +166,75 @@ void Sampler::keep_min_p() {
   std::erase_if(candidates_, [&](const Candidate& candidate) { return candidate.probability < options_.min_p; });
 }
 
-std::span<const Sampler::Candidate> Sampler::distribution(std::span<const float> logits) {
-  if (is_greedy()) {
-    const std::optional<int32_t> id = largest_logit(logits);
-    if (id && may_draw(*id)) {
-      candidates_.assign(1, {*id, 1.0});
-      return candidates_;
-    }
-  }
-  fill_candidates(logits);
-  if (options_.temperature == 0) {
-    const Candidate best = *std::min_element(candidates_.begin(), candidates_.end(), comes_first);
-    candidates_.assign(1, {best.id, 1.0});
-    return candidates_;
-  }
-  keep_top_k();
+void Sampler::to_probabilities() {
   weigh();
   keep_top_p();
   keep_min_p();
   double total = 0;
   for (const Candidate& candidate : candidates_) total += candidate.probability;
   for (Candidate& candidate : candidates_) candidate.probability /= total;
+}
+
+std::span<const Sampler::Candidate> Sampler::distribution(std::span<const float> logits) {
+  if (is_greedy() && !logits.empty()) {
+    Logit best;
+    if (largest_logits(logits, {&best, 1}) && !distribution(std::span<const Logit>(&best, 1)).empty())
+      return candidates_;
+  }
+  fill_candidates(logits);
+  if (options_.temperature == 0) {
+    const Candidate best = *std::min_element(candidates_.begin(), candidates_.end(), is_likelier);
+    candidates_.assign(1, {best.id, 1.0});
+    return candidates_;
+  }
+  keep_top_k();
+  to_probabilities();
+  return candidates_;
+}
+
+int64_t Sampler::largest_wanted() const {
+  if (is_greedy()) return 1;
+  return options_.top_k == 0 || options_.temperature == 0 || options_.repetition_penalty != 1
+             ? 0
+             : options_.top_k + kRoomForOthers;
+}
+
+std::span<const Sampler::Candidate> Sampler::distribution(std::span<const Logit> largest) {
+  candidates_.clear();
+  if (largest_wanted() == 0) return {};
+  // One more than are kept: a row without one is not cut, and its order is by id.
+  const auto needed = is_greedy() ? 1 : static_cast<size_t>(options_.top_k) + 1;
+  for (const Logit& logit : largest) {
+    if (candidates_.size() == needed || logit.value == -std::numeric_limits<float>::infinity()) break;
+    if (is_allowed(logit.id)) candidates_.push_back({logit.id, logit.value});
+  }
+  if (candidates_.size() < needed) return {};
+  if (!is_greedy()) candidates_.pop_back();
+  to_probabilities();
   return candidates_;
 }
 
 int32_t Sampler::sample(std::span<const float> logits) {
-  const std::span<const Candidate> choices = distribution(logits);
+  static_cast<void>(distribution(logits));
+  return draw();
+}
+
+std::optional<int32_t> Sampler::sample(std::span<const Logit> largest) {
+  if (distribution(largest).empty()) return {};
+  return draw();
+}
+
+// One of the candidates.
+int32_t Sampler::draw() {
   const double draw = uniform_draw(options_.seed, draws_++);
   double held = 0;
-  for (const Candidate& choice : choices) {
+  for (const Candidate& choice : candidates_) {
     held += choice.probability;
     if (draw < held) return choice.id;
   }
   // The sum of the probabilities is 1 up to rounding, and the draw lay above it.
   const auto last =
-      std::find_if(choices.rbegin(), choices.rend(), [](const Candidate& c) { return c.probability > 0; });
+      std::find_if(candidates_.rbegin(), candidates_.rend(), [](const Candidate& c) { return c.probability > 0; });
   return last->id;
 }
 

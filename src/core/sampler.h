@@ -1,4 +1,4 @@
-// Sampler: from one row of logits to one token id.
+// Sampler: from one row of logits, or from its largest ones where they decide, to one token id.
 //
 // The filters run in the order of the reference: repetition penalty, temperature, top-k, top-p, min-p. A draw depends
 // on the seed, the number of draws before it and the logits alone, not on the standard library. Refuses NaN and +inf:
@@ -32,8 +32,18 @@ void check_sampling(const SamplingOptions& options, OptionSpelling spelling);
 // The `counter`-th number of the stream of `seed`: a multiple of 2^-53 in [0, 1).
 double uniform_draw(uint64_t seed, uint64_t counter);
 
-// The id of the largest logit, ties to the lower id; nothing where that is not finite or one is NaN.
-std::optional<int32_t> largest_logit(std::span<const float> logits);
+struct Logit {
+  int32_t id = 0;
+  float value = 0;
+};
+// Larger first, ties to the lower id; a total order of numbers.
+inline bool comes_first(const Logit& a, const Logit& b) {
+  return a.value != b.value ? a.value > b.value : a.id < b.id;
+}
+
+// Fills `best` with the largest of `logits` in the order of comes_first(), a -0 as 0. False, and `best` is of no use,
+// where a logit is NaN or +inf. REQUIRES: `best` is not empty and not longer than `logits`.
+bool largest_logits(std::span<const float> logits, std::span<Logit> best);
 
 class Sampler {
  public:
@@ -56,20 +66,29 @@ class Sampler {
   // NaN or +inf or no allowed id has a finite one.
   int32_t sample(std::span<const float> logits);
 
-  // Whether sample() draws the largest logit and nothing else.
-  bool is_greedy() const { return options_.temperature == 0 && options_.repetition_penalty == 1; }
-  bool may_draw(int32_t id) const {
-    return allowed_.empty() || (static_cast<size_t>(id) < allowed_.size() && allowed_[static_cast<size_t>(id)]);
-  }
+  // How many of a row's largest logits decide its draw, but for rare ones whose largest are mostly not allowed. 0: only
+  // the whole row does.
+  int64_t largest_wanted() const;
+  // As above, from a row's largest logits in the order of largest_logits(), any number of them: the same probabilities
+  // and the same draw. Nothing, and nothing is drawn, where they do not decide. REQUIRES: the row has neither NaN nor
+  // +inf; of one that has, give none.
+  std::span<const Candidate> distribution(std::span<const Logit> largest);
+  std::optional<int32_t> sample(std::span<const Logit> largest);
 
   int64_t draws() const { return static_cast<int64_t>(draws_); }
 
  private:
+  bool is_greedy() const { return options_.temperature == 0 && options_.repetition_penalty == 1; }
+  bool is_allowed(int32_t id) const {
+    return allowed_.empty() || (static_cast<size_t>(id) < allowed_.size() && allowed_[static_cast<size_t>(id)]);
+  }
   void fill_candidates(std::span<const float> logits);
   void keep_top_k();
   void weigh();
   void keep_top_p();
   void keep_min_p();
+  void to_probabilities();
+  int32_t draw();
 
   SamplingOptions options_;
   std::vector<bool> allowed_, observed_;

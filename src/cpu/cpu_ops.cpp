@@ -273,9 +273,17 @@ void CpuOps::execute(const HyperReadArgs& a) {
   for_each_part(a, HyperReadScratch(arena, a, nested), [this](const auto& part) { execute(part); });
 }
 
-void CpuOps::execute(const ArgmaxArgs& a) {
-  for (int64_t r = 0; r < a.x.dim(0); ++r)
-    a.ids.as<int32_t>()[r] = largest_logit({a.x.row<float>(r), static_cast<size_t>(a.x.dim(1))}).value_or(-1);
+void CpuOps::execute(const TopkArgs& a) {
+  const int64_t k = a.ids.dim(1);
+  for_each_row(threads_, a.x.dim(0), a.x.dim(1), [&](int64_t r, int) {
+    Logit best[kTopkMax];
+    const bool has_order = largest_logits({a.x.row<float>(r), static_cast<size_t>(a.x.dim(1))},
+                                          std::span(best).first(static_cast<size_t>(k)));
+    for (int64_t s = 0; s < k; ++s) {
+      a.ids.row<int32_t>(r)[s] = has_order ? best[s].id : -1;
+      if (has_order) a.values.row<float>(r)[s] = best[s].value;
+    }
+  });
 }
 
 }  // namespace offload::cpu

@@ -235,16 +235,19 @@ void RefOps::execute(const SignedRootGateArgs& a) {
   }
 }
 
-void RefOps::execute(const ArgmaxArgs& a) {
+void RefOps::execute(const TopkArgs& a) {
   for (int64_t r = 0; r < a.x.dim(0); ++r) {
     const std::vector<double> x = get_row(a.x, r);
-    size_t best = 0;
-    bool has_nan = false;
-    for (size_t j = 0; j < x.size(); ++j) {
-      has_nan = has_nan || std::isnan(x[j]);
-      if (x[j] > x[best]) best = j;
+    const bool has_order = std::all_of(x.begin(), x.end(), [](double value) { return value < INFINITY; });
+    std::vector<int32_t> ids;
+    for (size_t j = 0; j < x.size(); ++j) ids.push_back(static_cast<int32_t>(j));
+    const auto value = [&](int32_t id) { return x[static_cast<size_t>(id)]; };
+    if (has_order) std::stable_sort(ids.begin(), ids.end(), [&](int32_t i, int32_t j) { return value(i) > value(j); });
+    for (int64_t s = 0; s < a.ids.dim(1); ++s) {
+      const int32_t id = ids[static_cast<size_t>(s)];
+      a.ids.row<int32_t>(r)[s] = has_order ? id : -1;
+      if (has_order) set(a.values, value(id) == 0 ? 0.0 : value(id), r, s);
     }
-    a.ids.as<int32_t>()[r] = has_nan || !std::isfinite(x[best]) ? -1 : static_cast<int32_t>(best);
   }
 }
 

@@ -46,7 +46,7 @@ class CudaOps final : public Ops {
   int64_t scratch_bytes(const HyperReadArgs& args) const override;
   int64_t scratch_bytes(const SwigluExpertsArgs& args) const override;
   int64_t scratch_bytes(const SwigluRoutedArgs& args) const override;
-  int64_t scratch_bytes(const ArgmaxArgs& args) const override;
+  int64_t scratch_bytes(const TopkArgs& args) const override;
   // On a stream of its own within a graph that is captured; a launch by the host costs more than what it would save.
   void run_aside(const std::function<void()>& body) override;
 

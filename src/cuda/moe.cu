@@ -1,43 +1,12 @@
 // Routing and combination of the mixture of experts.
 #include "cuda/cuda_ops.h"
 #include "cuda/rows.cuh"
+#include "cuda/selection.cuh"
 
 namespace offload::cuda {
 namespace {
 
-// --- selection: larger keys first ---
-
-// Unsigned numbers in the order of the scores; -0 equals +0, a NaN is above all. Never kTaken.
-__device__ inline uint32_t in_order(float score) {
-  const uint32_t bits = __float_as_uint(score + 0.0f);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-__device__ inline float score_of(uint32_t ordered) {
-  return __uint_as_float((ordered & 0x80000000u) != 0 ? ordered & 0x7fffffffu : ~ordered);
-}
-constexpr uint32_t kTaken = 0;
-
-// Larger for a larger score, and for the lower id of equal scores.
-__device__ inline uint64_t selection_key(uint32_t ordered, int id) {
-  return static_cast<uint64_t>(ordered) << 32 | (0xffffffffu - static_cast<uint32_t>(id));
-}
-__device__ inline int id_of(uint64_t key) {
-  return static_cast<int>(0xffffffffu - static_cast<uint32_t>(key));
-}
-__device__ inline uint64_t larger(uint64_t x, uint64_t y) {
-  return x > y ? x : y;
-}
-__device__ inline uint64_t warp_largest(uint64_t key) {
-#if __CUDA_ARCH__ >= 800
-  const auto high = static_cast<uint32_t>(key >> 32);
-  const uint32_t largest = __reduce_max_sync(kAllLanes, high);
-  const uint32_t low = __reduce_max_sync(kAllLanes, high == largest ? static_cast<uint32_t>(key) : 0);
-  return static_cast<uint64_t>(largest) << 32 | low;
-#else
-  for (int width = kWarp / 2; width > 0; width /= 2) key = larger(key, __shfl_xor_sync(kAllLanes, key, width));
-  return key;
-#endif
-}
+constexpr uint32_t kTaken = 0;  // of no score
 
 constexpr int64_t kRouterWarps = 4;
 constexpr int64_t kRouterSharedBytes = 48 << 10;
@@ -87,7 +56,7 @@ __global__ void __launch_bounds__(kRouterWarps* kWarp) router_topk_kernel(Router
   for (int s = 0; s < a.k; ++s) {
     const uint64_t winner = warp_largest(best);
     const int id = id_of(winner);
-    const float p = expf(score_of(static_cast<uint32_t>(winner >> 32)) - largest) / sum;
+    const float p = expf(score_of(ordered_of(winner)) - largest) / sum;
     chosen += p;
     if (lane == s % kWarp) {
       ids[s] = id;

@@ -224,6 +224,7 @@ void Engine::load(const EngineOptions& options, const Devices& devices) {
   const int64_t logits = std::min(RankContext::kLogitTile, chunk_) * spec_.vocab;
   logits_memory_ = ranks_.front()->backend().allocate_host(logits * dtype_bytes(DType::f32), "logits");
   logits_ = {static_cast<float*>(logits_memory_.data()), static_cast<size_t>(logits)};
+  largest_.reserve(static_cast<size_t>(world() * kTopkMax));
   if (world() > 1) collectives_.front()->reserve(chunk_ * spec_.hidden);
   team_ = std::make_unique<RankTeam>(world(), options.on_stuck);
 }
@@ -299,18 +300,20 @@ void Engine::feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows
   }
 }
 
-std::optional<int32_t> Engine::largest_logit() {
-  std::vector<RankContext::LargestLogit> of_ranks(ranks_.size());
+std::span<const Logit> Engine::largest_logits(int64_t count) {
+  OFL_ASSERT(count >= 1 && count <= kTopkMax);
+  std::vector<std::span<const Logit>> of_ranks(ranks_.size());
   run_ranks([&](int rank) {
     const auto r = static_cast<size_t>(rank);
-    of_ranks[r] = ranks_[r]->largest_logit(last_row_);
+    of_ranks[r] = ranks_[r]->largest_logits(last_row_, count);
   });
-  RankContext::LargestLogit largest = of_ranks.front();
-  for (const RankContext::LargestLogit& each : of_ranks) {  // ranks have ascending tokens, so a tie stays the lower
-    if (each.id < 0) return {};
-    if (each.logit > largest.logit) largest = each;
+  largest_.clear();
+  for (const std::span<const Logit> each : of_ranks) {
+    if (each.empty()) return {};
+    largest_.insert(largest_.end(), each.begin(), each.end());
   }
-  return largest.id;
+  std::sort(largest_.begin(), largest_.end(), comes_first);
+  return std::span(largest_).first(std::min(static_cast<size_t>(count), largest_.size()));
 }
 
 void Engine::last_logits(const LogitSink& sink) {

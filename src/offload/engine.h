@@ -154,9 +154,10 @@ class Engine {
   void feed(Sequence& sequence, std::span<const int32_t> tokens, LogitRows rows, const LogitSink& sink,
             const Model::LayerTap& tap = {});
 
-  // After a feed, of its last row: the id of the largest logit, ties to the lower, without the logits going to the
-  // host; nothing where that or a rank's own is not finite, or one is NaN. REQUIRES: the sequence fed lives.
-  std::optional<int32_t> largest_logit();
+  // After a feed, of its last row: the `count` largest logits, or all, in the order of comes_first(), without the row
+  // going to the host. None where one is NaN or +inf. Valid until the next call. REQUIRES: 1 <= count <= kTopkMax, the
+  // sequence fed lives.
+  std::span<const Logit> largest_logits(int64_t count);
   // The logits of that row. row: 0.
   void last_logits(const LogitSink& sink);
 
@@ -184,7 +185,8 @@ class Engine {
   std::vector<std::unique_ptr<RankTrace>> traces_;  // by rank; empty: nothing is recorded
   std::vector<std::unique_ptr<RankContext>> ranks_;
   std::unique_ptr<RankTeam> team_;
-  int64_t last_row_ = 0;  // of the last forward pass
+  int64_t last_row_ = 0;        // of the last forward pass
+  std::vector<Logit> largest_;  // of the last row, of each rank and of all
   Buffer logits_memory_;
   std::span<float> logits_;  // [kLogitTile, vocab] on the host
 };

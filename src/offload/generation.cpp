@@ -101,16 +101,19 @@ class Decoder {
     }
   }
 
-  // A greedy choice needs no logits on the host, unless it is not allowed.
+  // Where the largest logits decide, the whole row need not go to the host.
   int32_t next_id() {
-    if (!chooses_on_device()) return sampler_.sample(last_logits_);
-    const std::optional<int32_t> largest = session_.engine().largest_logit();
-    if (largest && sampler_.may_draw(*largest)) return *largest;
+    if (!asks_for_largest()) return sampler_.sample(last_logits_);
+    const auto drawn = sampler_.sample(session_.engine().largest_logits(sampler_.largest_wanted()));
+    if (drawn) return *drawn;
     session_.engine().last_logits(
         [&](int64_t, std::span<const float> logits) { last_logits_.assign(logits.begin(), logits.end()); });
     return sampler_.sample(last_logits_);
   }
-  bool chooses_on_device() const { return sampler_.is_greedy() && !callbacks_.on_logits; }
+  bool asks_for_largest() const {
+    const int64_t wanted = sampler_.largest_wanted();
+    return wanted > 0 && wanted <= kTopkMax && !callbacks_.on_logits;
+  }
 
   // False when interrupted.
   bool prefill(std::span<const int32_t> prompt) {
@@ -129,9 +132,9 @@ class Decoder {
   }
 
   void feed(std::span<const int32_t> tokens, const std::function<bool()>& should_stop) {
-    const auto rows = callbacks_.on_logits  ? Engine::LogitRows::all
-                      : chooses_on_device() ? Engine::LogitRows::none
-                                            : Engine::LogitRows::last;
+    const auto rows = callbacks_.on_logits ? Engine::LogitRows::all
+                      : asks_for_largest() ? Engine::LogitRows::none
+                                           : Engine::LogitRows::last;
     const auto last = static_cast<int64_t>(tokens.size()) - 1;
     session_.feed(
         tokens, rows,

@@ -1,6 +1,7 @@
 #include "offload/rank.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/canonical.h"
 
@@ -61,6 +62,7 @@ void RankContext::load(std::span<HostTable* const> tables, const std::function<v
   backend_.create_events(events);
   has_lanes_ = true;
   staged_.resize(static_cast<size_t>(std::min(kLogitTile, options_.chunk) * model_->vocab().count));
+  largest_.resize(kTopkMax);
   Arena measuring;
   plan_steps(*model_, layout_, measuring);  // lets the real model size its host buffers
   for (NgramEmbedding* user : users) user->allocate(backend_);
@@ -115,7 +117,7 @@ void RankContext::plan_step(Model& model, SequenceState& sequence, Arena& arena,
   model.read_out(step, stacks.narrow(0, 0, rows), hidden);
   const Tensor logits = arena.take(DType::f32, {tile, model.vocab().count});
   step.linear(hidden.narrow(0, 0, tile), model.lm_head(), logits);
-  step.ops(ArgmaxArgs{.x = logits.narrow(0, 0, 1), .ids = arena.take(DType::i32, {1})});
+  find_largest(logits.narrow(0, 0, 1), kTopkMax, arena);
 }
 
 void RankContext::forward(SequenceState& sequence, std::span<const int32_t> tokens, Phase phase, bool continues,
@@ -181,17 +183,28 @@ Tensor RankContext::logit_tile(int64_t begin, int64_t count) {
   return tile;
 }
 
-RankContext::LargestLogit RankContext::largest_logit(int64_t row) {
+// The ids of the `count` largest of logits [1, n], then the bits of their values: I32 [2, count or n] in the arena.
+Tensor RankContext::find_largest(const Tensor& logits, int64_t count, Arena& arena) {
+  const int64_t k = std::min(count, logits.dim(1));
+  const Tensor found = arena.take(DType::i32, {2, k});
+  const Tensor values(found.row<int32_t>(1), DType::f32, {1, k});
+  backend_.ops()(TopkArgs{.x = logits, .values = values, .ids = found.narrow(0, 0, 1)});
+  return found;
+}
+
+std::span<const Logit> RankContext::largest_logits(int64_t row, int64_t count) {
   const ArenaScope scope(arena_);
-  const Tensor tile = logit_tile(row, 1), id = arena_.take(DType::i32, {1});
-  backend_.ops()(ArgmaxArgs{.x = tile, .ids = id});
-  LargestLogit largest;
-  const HostSpan wait(options_.trace, "wait_logits", {.rows = 1});
-  backend_.download(id, std::as_writable_bytes(std::span(&largest.id, 1)));
-  if (largest.id < 0 || options_.slice.world == 1) return largest;  // nobody compares it
-  backend_.download(tile.narrow(1, largest.id, 1), std::as_writable_bytes(std::span(&largest.logit, 1)));
-  largest.id += static_cast<int32_t>(model_->vocab().begin);
-  return largest;
+  const Tensor found = find_largest(logit_tile(row, 1), count, arena_);
+  const auto k = static_cast<size_t>(found.dim(1));
+  int32_t words[2 * kTopkMax];
+  {
+    const HostSpan wait(options_.trace, "wait_logits", {.rows = 1});
+    backend_.download(found, std::as_writable_bytes(std::span(words).first(2 * k)));
+  }
+  if (words[0] < 0) return {};
+  for (size_t i = 0; i < k; ++i)
+    largest_[i] = {words[i] + static_cast<int32_t>(model_->vocab().begin), std::bit_cast<float>(words[k + i])};
+  return std::span(largest_).first(k);
 }
 
 void RankContext::logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out) {

@@ -14,6 +14,7 @@
 #include "core/backend.h"
 #include "core/collective.h"
 #include "core/model.h"
+#include "core/sampler.h"
 #include "core/sequence.h"
 #include "offload/expert_executor.h"
 #include "offload/host_table.h"
@@ -81,12 +82,9 @@ class RankContext {
   // For rows [begin, begin + count) of the last forward: out[r * stride + v] for v in vocab(). REQUIRES: count <=
   // kLogitTile, rows of one chunk.
   void logits(int64_t begin, int64_t count, int64_t stride, std::span<float> out);
-  // Row `row`'s largest logit of this rank's tokens, found on the device; id -1 where it is not finite or one is NaN.
-  struct LargestLogit {
-    int32_t id = -1;
-    float logit = 0;
-  };
-  LargestLogit largest_logit(int64_t row);
+  // Row `row`'s `count` largest logits of this rank's tokens, or all of them, in the order of comes_first(): found on
+  // the device. None where one is NaN or +inf. Valid until the next call. REQUIRES: count <= kTopkMax.
+  std::span<const Logit> largest_logits(int64_t row, int64_t count);
   Range vocab() const { return model_->vocab(); }
 
   void record_routing(RoutingRecorder* recorder) { executor_.set_recorder(recorder); }
@@ -102,6 +100,7 @@ class RankContext {
  private:
   Step step_of(SequenceState& sequence, std::span<const int32_t> tokens, Arena& arena, int64_t first);
   Tensor logit_tile(int64_t begin, int64_t count);
+  Tensor find_largest(const Tensor& logits, int64_t count, Arena& arena);
   void compare_routings();
   int64_t plan_steps(Model& model, const StateLayout& layout, Arena& arena);
   void plan_step(Model& model, SequenceState& sequence, Arena& arena, std::span<const int32_t> tokens);
@@ -129,6 +128,7 @@ class RankContext {
   Tensor hidden_;              // [chunk, hidden]: what lm_head reads of ...
   int64_t hidden_first_ = -1;  // ... the chunk from this row on
   std::vector<float> staged_;  // [kLogitTile, vocab of this rank]
+  std::vector<Logit> largest_;
 };
 
 }  // namespace offload
