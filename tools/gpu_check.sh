@@ -4,7 +4,7 @@
 #
 #   tools/gpu_check.sh [--only build|test|parity|bench|sanitize] [--out FOLDER] [--build FOLDER]
 #
-# Takes some minutes and 80 GiB of host memory for the benchmarks. Exit code 1 when a check failed.
+# Takes a quarter of an hour, and 120 GiB of GPU memory and 140 GiB of the host's for the benchmarks. Exit code 1 when a check failed.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 only=all out=$root/build-gpu/report build=$root/build-gpu
@@ -37,19 +37,20 @@ check() {
   fi
 }
 
-# bench NAME ARGS...: the result lines of offload-bench go into the table.
+# bench NAME LAYERS ARGS...: offload-bench on the published model cut to so many layers; its result lines go into the
+# table.
 bench() {
-  local name=$1
-  shift
+  local name=$1 layers=$2
+  shift 2
   check "$name" "$build/tools/offload-bench" --load-format dummy \
-    --model "$root/configs/models/qwen3.8-flash-next-12.json" "$@"
+    --model "$root/configs/models/qwen3.8-flash-next-$layers.json" "$@"
   rows+=("$(grep -E '^(prefill|decode|roofs|NOT)' "$out/$name.log" | sed 's/^/    /')")
 }
 
 if wants build || [ ! -x "$build/tools/offload-bench" ]; then
   check configure cmake -S "$root" -B "$build" -G Ninja -DOFFLOAD_CUDA=ON "${configure[@]}"
   check build cmake --build "$build" --target cuda_ops_test cuda_model_test cuda_group_test cuda_ranks_test \
-    offload-bench offload-parity offload-stress offload-run
+    offload-bench offload-parity offload-probe offload-stress offload-run
 fi
 if wants test; then
   check ops "$build/tests/cuda_ops_test" -s
@@ -75,14 +76,20 @@ if wants parity; then
   done
 fi
 if wants bench; then
-  bench resident-8k --chunk 8192 --prompt-tokens 8192 --decode-tokens 64
-  bench link-8k --vram-budget 22 --chunk 8192 --prompt-tokens 8192 --decode-tokens 0 --repeat 2
-  bench link-32k --vram-budget 22 --chunk 8192 --prompt-tokens 32768 --decode-tokens 0 --repeat 1
+  check pinning "$build/tools/offload-probe" --pin-gib 56.25 -o "$out/machine.json"
+  rows+=("$(grep -E '"(pin_gib_s|h2d_gib_s)": [0-9]' "$out/machine.json")")
+  bench resident-8k 12 --chunk 8192 --prompt-tokens 8192 --decode-tokens 64
+  bench cold-8k 12 --vram-budget 22 --cold-cache --chunk 8192 --prompt-tokens 8192 --decode-tokens 0
+  bench cold-32k 12 --vram-budget 22 --cold-cache --chunk 32768 --prompt-tokens 32768 --decode-tokens 0 --repeat 2
   # 10 slots hold one layer's experts of one token: every expert of every token comes over the link.
-  bench link-decode --vram-budget 22 --expert-slots 10 --prompt-tokens 16 --decode-tokens 16 --repeat 2
-  bench contexts --chunk 8192 --prompt-tokens 1024,8192,30720 --decode-tokens 32 --repeat 2
-  bench arms --chunk 8192 --prompt-tokens 8192 --decode-tokens 0 --repeat 5 --arms scaled_fp16,fp16
-  bench forced-75 --force-sm 75 --chunk 8192 --prompt-tokens 8192 --decode-tokens 32 --repeat 1
+  bench link-decode 12 --vram-budget 22 --expert-slots 10 --prompt-tokens 16 --decode-tokens 16 --repeat 2
+  bench forced-75 12 --force-sm 75 --chunk 8192 --prompt-tokens 8192 --decode-tokens 32 --repeat 1
+  prompt=(--chunk 8192 --prompt-tokens 8192 --decode-tokens 0 --repeat 5)
+  bench arms-control 4 "${prompt[@]}" --arms bf16,control,control_dense,control_hc,control_moe
+  bench arms-scaled 4 "${prompt[@]}" --arms bf16,scaled_fp16,scaled_fp16_dense,scaled_hc,scaled_moe
+  bench arms-plain 4 "${prompt[@]}" --arms bf16,scaled_fp16,fp16,fp16_dense,fp16_moe
+  bench arms-other 4 "${prompt[@]}" --arms bf16,fp32_out_dense,hc_fused
+  bench arms-75 4 "${prompt[@]}" --force-sm 75 --arms bf16,scaled_fp16,fp16
 fi
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader

@@ -1,6 +1,5 @@
-// Keys of a selection: unsigned numbers that order as scores do and, among equal ones, by id.
-//
-// In no way a selection itself.
+// Keys of a selection: unsigned numbers that order as scores do and, among equal ones, by id. How the largest are found
+// is the kernels' own affair.
 #ifndef OFFLOAD_CUDA_SELECTION_CUH_
 #define OFFLOAD_CUDA_SELECTION_CUH_
 
