@@ -4,7 +4,8 @@
 #
 #   tools/gpu_check.sh [--only build|test|parity|bench|sanitize] [--out FOLDER] [--build FOLDER]
 #
-# Takes a quarter of an hour, and 120 GiB of GPU memory and 140 GiB of the host's for the benchmarks. Exit code 1 when a check failed.
+# Takes a quarter of an hour, and 125 GiB of GPU memory and 100 GiB of the host's for the benchmarks. Exit code 1 when a
+# check failed.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 only=all out=$root/build-gpu/report build=$root/build-gpu
