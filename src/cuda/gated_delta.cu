@@ -165,19 +165,19 @@ struct ChunkKernels {
   int64_t segment_chunks;  // at most
 };
 
-// Chunks of one launch: enough to fill a device with chunks and key heads, few enough that two segments stay in its L2
-// cache: one is prepared while the other is gone through, which leaves much of every multiprocessor idle.
+// Chunks of one launch: the longer the segment the fewer launches, for more scratch. 8,192 rows of 16 key heads and 48
+// heads take 1,426 / 1,118 / 1,048 / 1,008 us in segments of 8 / 16 / 32 / 64 chunks on BF16 matrix units, of which the
+// second kernel is three quarters, and 3,328 / 3,196 / 3,103 us of 8 / 16 / 32 in FMAs (one H200, medians of 9,
+// 2026-11-30). 32 chunks and 48 heads are 40 MiB of scratch. To prepare a segment on another stream beside the one in
+// front gained nothing: it takes the other's room.
 template <typename T, bool kVector>
 ChunkKernels fma_kernels() {
   return {{delta_prepare_kernel<T, kVector>, kPrepareThreads, 0},
           {delta_chunks_kernel<T, kVector>, kChunkThreads, sizeof(DeltaChunksShared)},
           kDeltaColumns,
           kFmaProductBytes,
-          8};
+          16};
 }
-// Here few launches matter more: 8,192 rows of 16 key heads and 48 heads take 1,470 / 1,262 / 1,062 us in segments of
-// 8 / 16 / 32 chunks (one H200, medians of 9, 2026-11-30), of which 744 are the second kernel alone. Two segments of 32
-// chunks and 48 heads are 79 MiB of scratch.
 template <bool kVector>
 ChunkKernels mma_kernels() {
   return {{delta_mma_prepare_kernel<kVector>, kMmaPrepareThreads, sizeof(DeltaMmaPrepareShared)},
@@ -195,47 +195,35 @@ bool keys_in_vectors(const GatedDeltaArgs& a) {
   return in_vectors(a.qkv) && in_vectors(a.state) && a.state.dim(1) % 8 == 0;
 }
 
-constexpr int kSegmentsUnderWay = 2;
-
 struct DeltaScratch {
   int64_t chunk, segment;    // rows
-  int64_t under_way;         // segments
-  Tensor products, factors;  // of each of them
+  Tensor products, factors;  // of a segment
 
   DeltaScratch(Arena& arena, const GatedDeltaArgs& a, const ChunkKernels& kernels) {
     const int64_t heads = a.state.dim(0);
     chunk = std::min<int64_t>(a.chunk_rows, kChunk);
     const int64_t chunks = std::min(kernels.segment_chunks, (a.qkv.dim(0) + chunk - 1) / chunk);
     segment = chunks * chunk;
-    under_way = a.qkv.dim(0) > segment ? kSegmentsUnderWay : 1;
-    products = arena.take(DType::u8, {under_way, chunks * heads * kernels.product_bytes});
-    factors = arena.take(DType::f32, {under_way, chunks * heads * kDeltaFactors * kChunk});
+    products = arena.take(DType::u8, {chunks * heads * kernels.product_bytes});
+    factors = arena.take(DType::f32, {chunks * heads * kDeltaFactors * kChunk});
   }
 };
 
-// Segments are prepared on the side stream.
-void run_chunks(const DeltaCall& call, const ChunkKernels& kernels, const DeltaScratch& scratch, cudaStream_t stream,
-                SideStream& side) {
-  side.fork(stream);
-  int64_t turn = 0;
-  for (int64_t first = 0; first < call.rows; first += scratch.segment, ++turn) {
-    const int64_t place = turn % scratch.under_way;
-    DeltaSegment segment;
+void run_chunks(const DeltaCall& call, const ChunkKernels& kernels, const DeltaScratch& scratch, cudaStream_t stream) {
+  DeltaSegment segment;
+  segment.chunk = static_cast<int32_t>(scratch.chunk);
+  segment.product_bytes = static_cast<int32_t>(kernels.product_bytes);
+  segment.products = scratch.products.as<char>(), segment.factors = scratch.factors.as<float>();
+  const auto run = [&](const ChunkKernels::Kernel& kernel, int64_t columns, int heads) {
+    const dim3 grid(static_cast<unsigned>(columns), static_cast<unsigned>(heads));
+    launch(kernel.function, grid, dim3(static_cast<unsigned>(kernel.threads)), kernel.shared_bytes, stream, call,
+           segment);
+  };
+  for (int64_t first = 0; first < call.rows; first += scratch.segment) {
     segment.first = static_cast<int32_t>(first);
     segment.end = static_cast<int32_t>(std::min<int64_t>(first + scratch.segment, call.rows));
-    segment.chunk = static_cast<int32_t>(scratch.chunk);
-    segment.product_bytes = static_cast<int32_t>(kernels.product_bytes);
-    segment.products = scratch.products.row<char>(place), segment.factors = scratch.factors.row<float>(place);
-    const auto run = [&](const ChunkKernels::Kernel& kernel, dim3 grid, cudaStream_t on) {
-      launch(kernel.function, grid, dim3(static_cast<unsigned>(kernel.threads)), kernel.shared_bytes, on, call,
-             segment);
-    };
-    if (turn >= scratch.under_way) side.wait_until_free(place);
-    run(kernels.prepare,
-        {blocks_for(segment.end - segment.first, scratch.chunk), static_cast<unsigned>(call.key_heads)}, side.stream());
-    side.hand_over(place, stream);
-    run(kernels.pass, {blocks_for(call.value_dim, kernels.columns), static_cast<unsigned>(call.heads)}, stream);
-    side.give_back(place, stream);
+    run(kernels.prepare, blocks_for(segment.end - segment.first, scratch.chunk), call.key_heads);
+    run(kernels.pass, blocks_for(call.value_dim, kernels.columns), call.heads);
   }
 }
 
@@ -256,7 +244,7 @@ void CudaOps::execute(const GatedDeltaArgs& a) {
   if (in_chunks(a)) {
     const ChunkKernels kernels = kernels_of(a, caps_, vectors);
     Arena arena = scratch_arena();
-    run_chunks(call, kernels, DeltaScratch(arena, a, kernels), stream_, side_);
+    run_chunks(call, kernels, DeltaScratch(arena, a, kernels), stream_);
     return;
   }
   with_float_type(a.qkv.dtype(), [&](auto element) {
