@@ -113,6 +113,7 @@ void append_deltas(std::vector<OpCase>& cases, DType a, Rounding rounding) {
   for (const DeltaShape& shape : shapes)
     for (const int64_t chunk_rows : {0, 64}) append_delta(cases, a, rounding, shape, chunk_rows);
   append_delta(cases, a, rounding, {"short_chunks", 130, 2, 4, 16, 24}, 16);
+  append_delta(cases, a, rounding, {"many_chunks", 300, 1, 6, 24, 72}, 4);
 }
 
 }  // namespace

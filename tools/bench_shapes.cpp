@@ -273,6 +273,7 @@ std::vector<BenchCase> published_shapes() {
   add_experts(cases, 16, 10, false);  // what 512 tokens give each of 512 experts
   add_gated_delta(cases, 1, 0);
   add_gated_delta(cases, kPromptRows, 64);
+  add_gated_delta(cases, kLongPromptRows, 64);
   add_attention(cases, 1, 32768, 0);
   add_attention(cases, 1, 32768, 512);
   add_attention(cases, kPromptRows, 4096, 0);

@@ -2,11 +2,13 @@
 //   M <- exp(g) M;  delta = beta (v - M^T k);  M <- M + k delta^T;  out = rnd!(M^T q)
 //
 // Two forms. The recurrence, for few rows: one kernel that reads and writes the state once (bound by that) and keeps it
-// in registers over the rows. The chunked form, for prompts, see gated_delta_chunks.cuh.
+// in registers over the rows. The chunked form, for prompts, see gated_delta_chunks.cuh: on matrix units where they
+// take BF16, else on the FP32 units.
 #include <algorithm>
 
 #include "cuda/cuda_ops.h"
-#include "cuda/gated_delta_chunks.cuh"
+#include "cuda/gated_delta_fma.cuh"
+#include "cuda/gated_delta_mma.cuh"
 
 namespace offload::cuda {
 namespace {
@@ -150,47 +152,78 @@ bool in_chunks(const GatedDeltaArgs& a) {
   return a.chunk_rows > 0 && a.qkv.dim(0) > kCanonicalRowsMax && a.state.dim(1) <= kKeyDims;
 }
 
-// Chunks of one launch: enough to fill a device with chunks and key heads, few enough that two segments stay in its L2
-// cache: one is prepared while the other is gone through, which leaves much of every multiprocessor idle.
-constexpr int64_t kSegmentChunks = 8;
-constexpr int kSegmentsUnderWay = 2;
+// The two kernels of the chunked form, each with its threads and shared memory.
+struct ChunkKernels {
+  struct Kernel {
+    void (*function)(DeltaCall, DeltaSegment);
+    int threads;
+    int64_t shared_bytes;
+  };
+  Kernel prepare, pass;
+  int64_t columns;  // of a block of `pass`
+  int64_t product_bytes;
+  int64_t segment_chunks;  // at most
+};
+
+// Chunks of one launch: the longer the segment the fewer launches, for more scratch. 8,192 rows of 16 key heads and 48
+// heads take 1,426 / 1,118 / 1,048 / 1,008 us in segments of 8 / 16 / 32 / 64 chunks on BF16 matrix units, of which the
+// second kernel is three quarters, and 3,328 / 3,196 / 3,103 us of 8 / 16 / 32 in FMAs (one H200, medians of 9,
+// 2026-11-30). 32 chunks and 48 heads are 40 MiB of scratch. To prepare a segment on another stream beside the one in
+// front gained nothing: it takes the other's room.
+template <typename T, bool kVector>
+ChunkKernels fma_kernels() {
+  return {{delta_prepare_kernel<T, kVector>, kPrepareThreads, 0},
+          {delta_chunks_kernel<T, kVector>, kChunkThreads, sizeof(DeltaChunksShared)},
+          kDeltaColumns,
+          kFmaProductBytes,
+          16};
+}
+template <bool kVector>
+ChunkKernels mma_kernels() {
+  return {{delta_mma_prepare_kernel<kVector>, kMmaPrepareThreads, sizeof(DeltaMmaPrepareShared)},
+          {delta_mma_kernel<kVector>, kMmaThreads, sizeof(DeltaMmaShared)},
+          kMmaColumns,
+          kMmaProductBytes,
+          32};
+}
+ChunkKernels kernels_of(const GatedDeltaArgs& a, const DeviceCaps& caps, bool vectors) {
+  if (a.qkv.dtype() == DType::f32) return vectors ? fma_kernels<float, true>() : fma_kernels<float, false>();
+  if (!caps.has_bf16_mma()) return vectors ? fma_kernels<bf16, true>() : fma_kernels<bf16, false>();
+  return vectors && in_vectors(a.out) ? mma_kernels<true>() : mma_kernels<false>();
+}
+bool keys_in_vectors(const GatedDeltaArgs& a) {
+  return in_vectors(a.qkv) && in_vectors(a.state) && a.state.dim(1) % 8 == 0;
+}
 
 struct DeltaScratch {
   int64_t chunk, segment;    // rows
-  int64_t under_way;         // segments
-  Tensor products, factors;  // of each of them
+  Tensor products, factors;  // of a segment
 
-  DeltaScratch(Arena& arena, const GatedDeltaArgs& a) {
+  DeltaScratch(Arena& arena, const GatedDeltaArgs& a, const ChunkKernels& kernels) {
     const int64_t heads = a.state.dim(0);
     chunk = std::min<int64_t>(a.chunk_rows, kChunk);
-    const int64_t chunks = std::min(kSegmentChunks, (a.qkv.dim(0) + chunk - 1) / chunk);
+    const int64_t chunks = std::min(kernels.segment_chunks, (a.qkv.dim(0) + chunk - 1) / chunk);
     segment = chunks * chunk;
-    under_way = a.qkv.dim(0) > segment ? kSegmentsUnderWay : 1;
-    products = arena.take(DType::f32, {under_way, chunks * heads * 2 * kChunk * kChunk});
-    factors = arena.take(DType::f32, {under_way, chunks * heads * kDeltaFactors * kChunk});
+    products = arena.take(DType::u8, {chunks * heads * kernels.product_bytes});
+    factors = arena.take(DType::f32, {chunks * heads * kDeltaFactors * kChunk});
   }
 };
 
-// Segments are prepared on the side stream.
-template <typename T, bool kVector>
-void run_chunks(const DeltaCall& call, const DeltaScratch& scratch, cudaStream_t stream, SideStream& side) {
-  side.fork(stream);
-  int64_t turn = 0;
-  for (int64_t first = 0; first < call.rows; first += scratch.segment, ++turn) {
-    const int64_t place = turn % scratch.under_way;
-    DeltaSegment segment;
+void run_chunks(const DeltaCall& call, const ChunkKernels& kernels, const DeltaScratch& scratch, cudaStream_t stream) {
+  DeltaSegment segment;
+  segment.chunk = static_cast<int32_t>(scratch.chunk);
+  segment.product_bytes = static_cast<int32_t>(kernels.product_bytes);
+  segment.products = scratch.products.as<char>(), segment.factors = scratch.factors.as<float>();
+  const auto run = [&](const ChunkKernels::Kernel& kernel, int64_t columns, int heads) {
+    const dim3 grid(static_cast<unsigned>(columns), static_cast<unsigned>(heads));
+    launch(kernel.function, grid, dim3(static_cast<unsigned>(kernel.threads)), kernel.shared_bytes, stream, call,
+           segment);
+  };
+  for (int64_t first = 0; first < call.rows; first += scratch.segment) {
     segment.first = static_cast<int32_t>(first);
     segment.end = static_cast<int32_t>(std::min<int64_t>(first + scratch.segment, call.rows));
-    segment.chunk = static_cast<int32_t>(scratch.chunk);
-    segment.products = scratch.products.row<float>(place), segment.factors = scratch.factors.row<float>(place);
-    const dim3 chunks(blocks_for(segment.end - segment.first, scratch.chunk), static_cast<unsigned>(call.key_heads));
-    if (turn >= scratch.under_way) side.wait_until_free(place);
-    launch(delta_prepare_kernel<T, kVector>, chunks, dim3(kPrepareThreads), 0, side.stream(), call, segment);
-    side.hand_over(place, stream);
-    const dim3 slices(blocks_for(call.value_dim, kDeltaColumns), static_cast<unsigned>(call.heads));
-    launch(delta_chunks_kernel<T, kVector>, slices, dim3(kChunkThreads), sizeof(DeltaChunksShared), stream, call,
-           segment);
-    side.give_back(place, stream);
+    run(kernels.prepare, blocks_for(segment.end - segment.first, scratch.chunk), call.key_heads);
+    run(kernels.pass, blocks_for(call.value_dim, kernels.columns), call.heads);
   }
 }
 
@@ -199,22 +232,24 @@ void run_chunks(const DeltaCall& call, const DeltaScratch& scratch, cudaStream_t
 int64_t CudaOps::scratch_bytes(const GatedDeltaArgs& a) const {
   if (!in_chunks(a)) return 0;
   Arena arena;
-  DeltaScratch(arena, a);
+  DeltaScratch(arena, a, kernels_of(a, caps_, keys_in_vectors(a)));
   return arena.peak_bytes();
 }
 
 void CudaOps::execute(const GatedDeltaArgs& a) {
   if (a.qkv.dim(0) == 0 || a.state.elements() == 0) return;
   OFL_ASSERT(a.a.dtype() == a.qkv.dtype() && a.b.dtype() == a.qkv.dtype());
-  const bool vectors = in_vectors(a.qkv) && in_vectors(a.state) && a.state.dim(1) % 8 == 0;
+  const bool vectors = keys_in_vectors(a);
+  const DeltaCall call = call_of(a);
+  if (in_chunks(a)) {
+    const ChunkKernels kernels = kernels_of(a, caps_, vectors);
+    Arena arena = scratch_arena();
+    run_chunks(call, kernels, DeltaScratch(arena, a, kernels), stream_);
+    return;
+  }
   with_float_type(a.qkv.dtype(), [&](auto element) {
     using T = decltype(element);
-    const DeltaCall call = call_of(a);
-    if (!in_chunks(a))
-      return vectors ? run_recurrence<T, true>(call, stream_) : run_recurrence<T, false>(call, stream_);
-    Arena arena = scratch_arena();
-    const DeltaScratch scratch(arena, a);
-    vectors ? run_chunks<T, true>(call, scratch, stream_, side_) : run_chunks<T, false>(call, scratch, stream_, side_);
+    vectors ? run_recurrence<T, true>(call, stream_) : run_recurrence<T, false>(call, stream_);
   });
 }
 

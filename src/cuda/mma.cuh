@@ -44,6 +44,22 @@ __device__ inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
                : "memory");
 }
 
+// The same, each matrix transposed.
+__device__ inline void ldmatrix_x4_transposed(uint32_t (&r)[4], const void* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// An 8 x 8 matrix of 16-bit elements that a warp holds, two neighbours of row l / 4 in lane l.
+__device__ inline uint32_t transpose_8x8(uint32_t pair) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 // Starts copying 16 bytes to shared memory, or zeros when !valid. From sm_80 on.
 __device__ inline void copy_async_16(void* shared, const void* global, bool valid) {
 #if __CUDA_ARCH__ >= 800

@@ -14,32 +14,24 @@ void wait(cudaStream_t stream, cudaEvent_t event) {
 
 SideStream::SideStream() {
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
-  for (cudaEvent_t* event : {&fork_, &done_[0], &done_[1], &free_[0], &free_[1]})
+  for (cudaEvent_t* event : {&marked_, &done_})
     check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "creating an event");
 }
 
 SideStream::~SideStream() {
-  for (const cudaEvent_t event : {fork_, done_[0], done_[1], free_[0], free_[1]})
-    static_cast<void>(cudaEventDestroy(event));
+  for (const cudaEvent_t event : {marked_, done_}) static_cast<void>(cudaEventDestroy(event));
   static_cast<void>(cudaStreamDestroy(stream_));
 }
 
 void SideStream::mark(cudaStream_t main) {
-  record(fork_, main);
+  record(marked_, main);
 }
 void SideStream::start() {
-  wait(stream_, fork_);
+  wait(stream_, marked_);
 }
-
-void SideStream::hand_over(int64_t place, cudaStream_t main) {
-  record(done_[static_cast<size_t>(place)], stream_);
-  wait(main, done_[static_cast<size_t>(place)]);
-}
-void SideStream::give_back(int64_t place, cudaStream_t main) {
-  record(free_[static_cast<size_t>(place)], main);
-}
-void SideStream::wait_until_free(int64_t place) {
-  wait(stream_, free_[static_cast<size_t>(place)]);
+void SideStream::join(cudaStream_t main) {
+  record(done_, stream_);
+  wait(main, done_);
 }
 
 }  // namespace offload::cuda
