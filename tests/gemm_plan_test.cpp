@@ -68,8 +68,19 @@ TEST_CASE("tiles_waste_no_more_rows_than_they_must_and_are_wide_where_shared_mem
   CHECK(plan_tile(GemmKernel::mma_bf16, 160, small).columns == 128);
   CHECK(plan_tile(GemmKernel::mma_bf16, 160, large).columns == 256);
   CHECK(plan_tile(GemmKernel::mma_bf16, 9, large).columns == 128);
-  CHECK(plan_tile(GemmKernel::mma_scaled, 160, large).columns == 128);
+  for (const int64_t average : {9, 64, 65, 160, 8192}) {
+    CHECK(plan_tile(GemmKernel::mma_scaled, average, large).rows == (average <= 64 ? 64 : 128));
+    CHECK(plan_tile(GemmKernel::mma_scaled, average, large).columns == 128);
+  }
   CHECK(plan_tile(GemmKernel::simt, 8192, large).rows == 64);
+}
+
+TEST_CASE("only_products_that_convert_themselves_want_exponents_of_weights") {
+  for (const Math math : {Math::native, Math::scaled_fp16, Math::fp16, Math::fp16_out, Math::reordered}) {
+    CHECK(needs_exponents(GemmKernel::simt, math) == (math == Math::scaled_fp16));
+    CHECK(!needs_exponents(GemmKernel::mma_scaled, math));
+    CHECK(!needs_exponents(GemmKernel::mma_bf16, math));
+  }
 }
 
 TEST_CASE("a_forced_generation_takes_capabilities_away_and_adds_none") {

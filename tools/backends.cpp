@@ -174,7 +174,8 @@ Roofs cuda_roofs(const Settings& settings) {
   return {.read_bytes_per_s = cuda::measure_device_read_bytes_per_s(caps),
           .flops_per_s =
               cuda::measure_gemm_flops_per_s(caps, caps.has_bf16_mma() ? cuda::GemmType::bf16 : cuda::GemmType::f16),
-          .link_bytes_per_s = cuda::measure_link_bytes_per_s(caps)};
+          .link_bytes_per_s = cuda::measure_link_bytes_per_s(caps),
+          .m16n8k8_flops_per_s = caps.has_bf16_mma() ? 0 : cuda::measure_m16n8k8_flops_per_s(caps)};
 }
 
 std::string cuda_name(const Settings& settings) {

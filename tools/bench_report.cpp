@@ -104,7 +104,8 @@ MachineState machine_state() {
 Roofs BenchReport::roofs() const {
   return {std::max(roofs_before.read_bytes_per_s, roofs_after.read_bytes_per_s),
           std::max(roofs_before.flops_per_s, roofs_after.flops_per_s),
-          std::max(roofs_before.link_bytes_per_s, roofs_after.link_bytes_per_s)};
+          std::max(roofs_before.link_bytes_per_s, roofs_after.link_bytes_per_s),
+          std::max(roofs_before.m16n8k8_flops_per_s, roofs_after.m16n8k8_flops_per_s)};
 }
 
 double BenchReport::roofs_drift() const {
@@ -140,6 +141,10 @@ std::string bench_line(const BenchRow& row, const Roofs& roofs) {
   }
   line += fmt::format("  {:.2f} GiB/s  {:.2f} GFLOP/s  {:.1f} % of {}", numbers.gib_s, numbers.gflop_s,
                       100 * numbers.fraction, numbers.bound);
+  Roofs instruction = roofs;
+  instruction.flops_per_s = roofs.m16n8k8_flops_per_s;
+  if (instruction.flops_per_s > 0 && !bound_by_memory(row.cost, instruction))
+    line += fmt::format(" ({:.1f} % of m16n8k8)", 100 * numbers.gflop_s * kGiga / instruction.flops_per_s);
   if (row.link_bytes > 0 && roofs.link_bytes_per_s > 0) {
     const auto bytes = static_cast<double>(row.link_bytes);
     line += fmt::format("  {:.2f} GiB moved, {:.1f} % of the link", bytes / kGib,
@@ -155,6 +160,7 @@ std::string roofs_text(const Roofs& roofs) {
   const bool is_device = roofs.link_bytes_per_s > 0;
   std::string text = fmt::format("{:.2f} GiB/s read, {:.1f} GFLOP/s {}", roofs.read_bytes_per_s / kGib,
                                  roofs.flops_per_s / kGiga, is_device ? "16-bit GEMM" : "FP32 FMA");
+  if (roofs.m16n8k8_flops_per_s > 0) text += fmt::format(", {:.1f} m16n8k8", roofs.m16n8k8_flops_per_s / kGiga);
   if (is_device) text += fmt::format(", link {:.2f} GiB/s", roofs.link_bytes_per_s / kGib);
   return text;
 }
@@ -205,6 +211,8 @@ OrderedJson bench_json(const BenchReport& report) {
                                        {"drift", report.roofs_drift()}});
   if (first.link_bytes_per_s > 0)
     json["roofs"]["link_gib_s"] = pair(first.link_bytes_per_s, last.link_bytes_per_s, kGib);
+  if (first.m16n8k8_flops_per_s > 0)
+    json["roofs"]["m16n8k8_gflop_s"] = pair(first.m16n8k8_flops_per_s, last.m16n8k8_flops_per_s, kGiga);
   json["baseline_drift"] = report.baseline_drift ? OrderedJson(*report.baseline_drift) : OrderedJson();
   json["quotable"] = report.quotable();
   json["rows"] = OrderedJson::array();

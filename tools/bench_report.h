@@ -2,10 +2,10 @@
 //
 // Pure, but for machine_state(), which reads /proc and /sys. JSON keys: kind ("ops" | "model" | "all_reduce"), command,
 // commit, machine {cpu, instruction_set, link, cores, threads, memory_bytes, governor, clock_mhz, load_before,
-// load_after}, roofs {read_gib_s [before, after], fma_gflop_s [before, after], drift}, baseline_drift (null without a
-// second measurement), quotable, rows [{name, tokens, n, median_s, min_s, max_s, median_tok_s, min_tok_s, max_tok_s
-// (absent without tokens), bytes, flops, link_bytes, gib_s, gflop_s, predicted_s, predicted_tok_s, bound, fraction,
-// hash}], plan (of a model).
+// load_after}, roofs {read_gib_s [before, after], fma_gflop_s [before, after], drift; on a device link_gib_s [before,
+// after], on Turing's plan m16n8k8_gflop_s [before, after]}, baseline_drift (null without a second measurement),
+// quotable, rows [{name, tokens, n, median_s, min_s, max_s, median_tok_s, min_tok_s, max_tok_s (absent without tokens),
+// bytes, flops, link_bytes, gib_s, gflop_s, predicted_s, predicted_tok_s, bound, fraction, hash}], plan (of a model).
 #ifndef OFFLOAD_TOOLS_BENCH_REPORT_H_
 #define OFFLOAD_TOOLS_BENCH_REPORT_H_
 

@@ -5,7 +5,8 @@
 //   native       sum_k x[k] w[k]
 //   scaled_fp16  2^-(ex + ew) sum_k f16(x[k] 2^ex) f16(w[k] 2^ew), ex and ew the half_exponent() of the largest
 //                magnitude of all of x and of all of w. FP16 counts in 2^-24 at its finest and BF16 has 8 significant
-//                bits, so numbers of 2^-31 of their row's largest and more are exact
+//                bits, so numbers of 2^-31 of their row's largest and more are exact. A part of w may take a larger
+//                ew that it bears: that keeps more of its small numbers
 //   fp16         sum_k f16(x[k]) f16(w[k])
 //   fp16_out     f16(sum_k f16(x[k]) f16(w[k]))
 //   reordered    native, its sum in another order than that of the backend's native: a control that shows what a

@@ -124,15 +124,18 @@ Math math_of(const SwigluExpertsArgs& a) {
 
 // What one batch of long runs needs on the device: room for any mix of runs of so many rows in all.
 struct GemmScratch {
-  Tensor lists, h, x_exponents, h_exponents, gate_up_exponents, down_exponents;
+  Tensor lists, h, x_scaled, x_exponents, h_exponents, gate_up_exponents, down_exponents;
 
   GemmScratch(Arena& arena, const SwigluExpertsArgs& a, int64_t rows, GemmKernel kernel) {
     const GemmLists most{kGemmBatchRuns, rows, kGemmBatchRuns + rows / 64};
     lists = arena.take(DType::u8, {most.bytes()});
     h = arena.take(a.x.dtype(), {rows, a.intermediate});
+    if (prepares_x(kernel, math_of(a))) {
+      x_exponents = arena.take(DType::i32, {a.x.dim(0)});
+      h_exponents = arena.take(DType::i32, {rows});
+    }
+    if (kernel == GemmKernel::mma_scaled) x_scaled = arena.take(DType::f16, {std::min(rows, a.x.dim(0)), a.x.dim(1)});
     if (!needs_exponents(kernel, math_of(a))) return;
-    x_exponents = arena.take(DType::i32, {rows});
-    h_exponents = arena.take(DType::i32, {rows});
     gate_up_exponents = arena.take(DType::i32, {kGemmBatchRuns, 2 * a.intermediate});
     down_exponents = arena.take(DType::i32, {kGemmBatchRuns, a.x.dim(1)});
   }
@@ -193,7 +196,6 @@ void run_grouped(const SwigluExpertsArgs& a, GemmKernel kernel, const GemmLists&
   GroupedGemm p{.x = a.x.data(),
                 .x_stride = a.x.stride(0),
                 .x_rows = lists.x_rows(block),
-                .x_exponents = data_of<const int32_t>(scratch.x_exponents),
                 .runs = lists.gate_up(block),
                 .tiles = lists.tile_list(block),
                 .n = inter,
@@ -202,9 +204,10 @@ void run_grouped(const SwigluExpertsArgs& a, GemmKernel kernel, const GemmLists&
                 .out_stride = inter,
                 .rounding = a.rounding,
                 .math = math_of(a)};
-  const bool scaled = needs_exponents(kernel, math_of(a));
-  if (scaled) {
-    launch_row_exponents(p.x, p.x_stride, p.x_rows, lists.rows, p.k, p.math, scratch.x_exponents.as<int32_t>(), stream);
+  const bool converts = needs_exponents(kernel, p.math);
+  prepare_x(p, kernel, a.x.dim(0), lists.rows, data_of<int32_t>(scratch.x_exponents), data_of<void>(scratch.x_scaled),
+            stream);
+  if (converts) {
     launch_run_exponents(p.runs, lists.runs, 2 * inter, hidden, p.math, scratch.gate_up_exponents.as<int32_t>(),
                          2 * inter, stream);
   }
@@ -213,14 +216,13 @@ void run_grouped(const SwigluExpertsArgs& a, GemmKernel kernel, const GemmLists&
   p.x = scratch.h.data();
   p.x_stride = p.k = inter;
   p.x_rows = nullptr;
-  p.x_exponents = data_of<const int32_t>(scratch.h_exponents);
   p.runs = lists.down(block);
   p.n = hidden;
   p.out = a.out.data();
   p.out_stride = a.out.stride(0);
   p.out_rows = lists.out_rows(block);
-  if (scaled) {
-    launch_row_exponents(p.x, p.x_stride, nullptr, lists.rows, p.k, p.math, scratch.h_exponents.as<int32_t>(), stream);
+  prepare_x(p, kernel, lists.rows, lists.rows, data_of<int32_t>(scratch.h_exponents), scratch.h.data(), stream);
+  if (converts) {
     launch_run_exponents(p.runs, lists.runs, hidden, inter, p.math, scratch.down_exponents.as<int32_t>(), hidden,
                          stream);
   }

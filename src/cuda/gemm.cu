@@ -1,6 +1,7 @@
 #include "cuda/gemm.cuh"
 
 #include "cuda/gemm_launch.h"
+#include "cuda/gemm_scaled.cuh"
 
 namespace offload::cuda {
 namespace {
@@ -8,24 +9,31 @@ namespace {
 // --- grouped products ---
 
 template <bool kSwiglu, typename TOut>
+void launch_scaled(const GroupedGemm& p, dim3 grid, const GemmTileShape& shape, cudaStream_t stream) {
+  const auto go = [&](auto tile) {
+    using Tile = decltype(tile);
+    launch(grouped_scaled_kernel<Tile, kSwiglu, TOut>, grid, Tile::kThreads, Tile::kShared, stream, p);
+  };
+  if (shape.rows == 128) return go(ScaledTile<128, 128>{});
+  if constexpr (!kSwiglu)
+    if (shape.columns == 64) return go(ScaledTile<64, 64>{});
+  go(ScaledTile<64, 128>{});
+}
+
+template <bool kSwiglu, typename TOut>
 void launch_mma(GroupedGemm p, GemmKernel kernel, int64_t tiles, const GemmTileShape& shape, cudaStream_t stream) {
   p.pairs_aligned = p.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(TOut)) == 0;
-  const auto go = [&](auto units, auto rows, auto columns) {
-    using Units = decltype(units);
+  const dim3 grid(blocks_for(p.n, kSwiglu ? shape.columns / 2 : shape.columns), static_cast<unsigned>(tiles));
+  if (kernel == GemmKernel::mma_scaled) return launch_scaled<kSwiglu, TOut>(p, grid, shape, stream);
+  const auto go = [&](auto rows, auto columns) {
     constexpr int kRows = decltype(rows)::value, kColumns = decltype(columns)::value;
-    const dim3 grid(blocks_for(p.n, gemm_tile_columns<kSwiglu, kColumns>()), static_cast<unsigned>(tiles));
-    launch(grouped_mma_kernel<Units, kRows, kColumns, kSwiglu, TOut>, grid, kGemmThreads,
-           gemm_shared_bytes<Units, kRows, kColumns>(), stream, p);
+    launch(grouped_mma_kernel<kRows, kColumns, kSwiglu, TOut>, grid, kGemmThreads, gemm_shared_bytes<kRows, kColumns>(),
+           stream, p);
   };
   constexpr std::integral_constant<int, 64> k64;
   constexpr std::integral_constant<int, 128> k128;
-  if (kernel == GemmKernel::mma_bf16 && shape.columns == 256)
-    return go(Bf16Units{}, k128, std::integral_constant<int, 256>{});
-  const auto with_rows = [&](auto units) { shape.rows == 64 ? go(units, k64, k128) : go(units, k128, k128); };
-  if (kernel == GemmKernel::mma_bf16)
-    with_rows(Bf16Units{});
-  else
-    with_rows(ScaledUnits{});
+  if (shape.columns == 256) return go(k128, std::integral_constant<int, 256>{});
+  shape.rows == 64 ? go(k64, k128) : go(k128, k128);
 }
 
 template <bool kSwiglu, typename TX, typename TOut>
@@ -36,16 +44,6 @@ void launch_simt(const GroupedGemm& p, DType w, int64_t tiles, cudaStream_t stre
 }
 
 // --- scaling ---
-
-__device__ inline uint32_t larger_magnitude(uint32_t most, uint4 bits) {
-  for (const uint32_t two : {bits.x, bits.y, bits.z, bits.w})
-    most = max(most, max(two & 0x7fffu, (two >> 16) & 0x7fffu));
-  return most;
-}
-
-__device__ inline bool is_plain(Math math) {
-  return math == Math::fp16 || math == Math::fp16_out;
-}
 
 // The exponent of one row of k elements, by one warp: half_exponent() of its largest magnitude; 0 for plain FP16.
 __device__ inline int32_t row_exponent(const bf16* row, int64_t k, Math math) {
@@ -68,12 +66,11 @@ __device__ inline int64_t row_of_warp() {
 }
 
 // Bound by reading x.
-__global__ void row_exponents_kernel(const bf16* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k,
-                                     Math math, int32_t* exponents) {
+__global__ void row_exponents_kernel(const bf16* x, int64_t x_stride, int64_t rows, int64_t k, Math math,
+                                     int32_t* exponents) {
   const int64_t row = row_of_warp();
   if (row >= rows) return;
-  const int64_t x_row = x_rows == nullptr ? row : x_rows[row];
-  const int32_t e = row_exponent(x + x_row * x_stride, k, math);
+  const int32_t e = row_exponent(x + row * x_stride, k, math);
   if (threadIdx.x % kWarp == 0) exponents[row] = e;
 }
 
@@ -88,16 +85,17 @@ __global__ void run_exponents_kernel(const GemmRun* runs, int64_t rows, int64_t 
   if (threadIdx.x % kWarp == 0) exponents[blockIdx.y * exponents_stride + row] = e;
 }
 
-// Reads x twice, the second time out of the cache, and writes as much as it reads.
-__global__ void scale_rows_kernel(const bf16* x, int64_t x_stride, int64_t rows, int64_t k, Math math,
-                                  int32_t* exponents, uint4* out) {
+// Reads x twice, the second time out of the cache, and writes as much as it reads: a lane what it alone has read.
+__global__ void scale_rows_kernel(const bf16* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k,
+                                  Math math, int32_t* exponents, uint4* out) {
   const int64_t row = row_of_warp(), chunks = k / 8;
   if (row >= rows) return;
-  const auto* from = reinterpret_cast<const uint4*>(x + row * x_stride);
-  const int32_t e = row_exponent(x + row * x_stride, k, math);
+  const bf16* from = x + (x_rows == nullptr ? row : x_rows[row]) * x_stride;
+  const int32_t e = row_exponent(from, k, math);
   const float scale = power_of_two(e);
   if (threadIdx.x % kWarp == 0) exponents[row] = e;
-  for (int64_t i = threadIdx.x % kWarp; i < chunks; i += kWarp) out[row * chunks + i] = scaled_to_f16(from[i], scale);
+  for (int64_t i = threadIdx.x % kWarp; i < chunks; i += kWarp)
+    out[row * chunks + i] = scaled_to_f16(reinterpret_cast<const uint4*>(from)[i], scale);
 }
 
 template <typename TOut>
@@ -131,10 +129,10 @@ void launch_grouped(const GroupedGemm& p, GemmKernel kernel, const GemmTypes& ty
   });
 }
 
-void launch_row_exponents(const void* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k, Math math,
-                          int32_t* exponents, cudaStream_t stream) {
+void launch_row_exponents(const void* x, int64_t x_stride, int64_t rows, int64_t k, Math math, int32_t* exponents,
+                          cudaStream_t stream) {
   launch(row_exponents_kernel, blocks_for(rows, kRowWarps), kRowWarps * kWarp, 0, stream, static_cast<const bf16*>(x),
-         x_stride, x_rows, rows, k, math, exponents);
+         x_stride, rows, k, math, exponents);
 }
 
 void launch_run_exponents(const GemmRun* runs, int64_t count, int64_t rows, int64_t k, Math math, int32_t* exponents,
@@ -143,10 +141,28 @@ void launch_run_exponents(const GemmRun* runs, int64_t count, int64_t rows, int6
          stream, runs, rows, k, math, exponents, exponents_stride);
 }
 
-void launch_scale_rows(const void* x, int64_t x_stride, int64_t rows, int64_t k, Math math, int32_t* exponents,
-                       void* out, cudaStream_t stream) {
+void launch_scale_rows(const void* x, int64_t x_stride, const int32_t* x_rows, int64_t rows, int64_t k, Math math,
+                       int32_t* exponents, void* out, cudaStream_t stream) {
   launch(scale_rows_kernel, blocks_for(rows, kRowWarps), kRowWarps * kWarp, 0, stream, static_cast<const bf16*>(x),
-         x_stride, rows, k, math, exponents, static_cast<uint4*>(out));
+         x_stride, x_rows, rows, k, math, exponents, static_cast<uint4*>(out));
+}
+
+bool prepares_x(GemmKernel kernel, Math math) {
+  return kernel == GemmKernel::mma_scaled || needs_exponents(kernel, math);
+}
+
+void prepare_x(GroupedGemm& p, GemmKernel kernel, int64_t rows, int64_t listed, int32_t* exponents, void* out,
+               cudaStream_t stream) {
+  if (!prepares_x(kernel, p.math)) return;
+  p.x_exponents = exponents;
+  if (kernel != GemmKernel::mma_scaled)
+    return launch_row_exponents(p.x, p.x_stride, rows, p.k, p.math, exponents, stream);
+  const bool gathers = p.x_rows != nullptr && listed < rows;
+  launch_scale_rows(p.x, p.x_stride, gathers ? p.x_rows : nullptr, gathers ? listed : rows, p.k, p.math, exponents, out,
+                    stream);
+  p.x = out;
+  p.x_stride = p.k;
+  if (gathers) p.x_rows = nullptr;
 }
 
 void launch_unscale(const float* sums, int64_t m, int64_t n, const int32_t* x_exponents, const int32_t* w_exponents,

@@ -5,8 +5,8 @@
 // kSwiglu, w holds gate rows, then up rows, and what is stored is silu(gate) * up: a warp's columns are half gate, half
 // up of the same outputs, so that no product leaves the registers.
 //
-// Two kernels: on matrix units (BF16, or FP16 from BF16 bits scaled by a power of two per row of x and of w), and on
-// the ordinary units in FP32 for every other type and alignment. Sums run over k in ascending blocks of the tile depth.
+// Two kernels here: on BF16 matrix units, and on the ordinary units in FP32 for every other type and alignment; those
+// on FP16 and on Hopper's warpgroup units have their own files. Sums run over k in ascending blocks of the tile depth.
 #ifndef OFFLOAD_CUDA_GEMM_CUH_
 #define OFFLOAD_CUDA_GEMM_CUH_
 
@@ -35,7 +35,7 @@ struct GroupedGemm {
   const void* x = nullptr;
   int64_t x_stride = 0;                  // elements
   const int32_t* x_rows = nullptr;       // by list index; null: the list index itself
-  const int32_t* x_exponents = nullptr;  // e of each row, by list index, where needs_exponents()
+  const int32_t* x_exponents = nullptr;  // e of each row of x, where prepare_x() set them
   const GemmRun* runs = nullptr;
   const GemmTile* tiles = nullptr;
   const int32_t* tile_count = nullptr;  // in device memory; null: as many as the grid has
@@ -75,27 +75,15 @@ __device__ inline void store_pair(bf16* p, float first, float second) {
 
 // --- matrix units ---
 
-struct Bf16Units {
-  static constexpr bool kAsync = true;  // tiles are copied as they are
-  __device__ static void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma_bf16_16816(d, a, b); }
-};
-struct ScaledUnits {
-  static constexpr bool kAsync = false;  // tiles pass through registers and are converted
-  __device__ static void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma_f16_16816(d, a, b); }
-};
-
 inline constexpr int kGemmThreads = 256;  // 2 warps of rows x 4 of columns
 inline constexpr int kTileK = 64;
 inline constexpr int kChunk = 8;  // elements of 16 bytes
 inline constexpr int kChunks = kTileK / kChunk;
+inline constexpr int kGemmStages = 3;
 
-template <typename Units>
-constexpr int gemm_stages() {
-  return Units::kAsync ? 3 : 2;
-}
-template <typename Units, int kTileM, int kTileN>
+template <int kTileM, int kTileN>
 constexpr int64_t gemm_shared_bytes() {
-  return int64_t{gemm_stages<Units>()} * (kTileM + kTileN) * kTileK * 2;
+  return int64_t{kGemmStages} * (kTileM + kTileN) * kTileK * 2;
 }
 
 // Where chunk `chunk` of a tile's row lies: rows of 128 bytes, shuffled so that the eight rows of one ldmatrix and the
@@ -109,51 +97,27 @@ __device__ inline float power_of_two(int e) {
   return __int_as_float((e + 127) << 23);
 }
 
-// Eight BF16 bits x 2^e as FP16: exact while the product is normal, and subnormals below that.
-__device__ inline uint4 scaled_to_f16(uint4 bits, float scale) {
-  const auto pair = [scale](uint32_t two) {
-    const __half2 h = __floats2half2_rn(__uint_as_float(two << 16) * scale, __uint_as_float(two & 0xffff0000u) * scale);
-    return *reinterpret_cast<const uint32_t*>(&h);
-  };
-  return {pair(bits.x), pair(bits.y), pair(bits.z), pair(bits.w)};
-}
-
 // One thread's share of a tile [kRows, kTileK]: chunk threadIdx % 8 of rows threadIdx / 8 + 32 i.
-template <typename Units, int kRows>
+template <int kRows>
 struct TileLoader {
   static constexpr int kMine = kRows * kChunks / kGemmThreads;
   const bf16* source[kMine];  // null: zeros
-  float scale[kMine];
-  uint4 staged[kMine];
 
   __device__ static int row(int i) { return static_cast<int>(threadIdx.x) / kChunks + i * (kGemmThreads / kChunks); }
   __device__ static int chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
 
-  __device__ bool valid(int i, int64_t k_begin, int64_t k) const {
-    return source[i] != nullptr && k_begin + chunk() * kChunk < k;
-  }
   __device__ void copy(uint4* tile, int64_t k_begin, int64_t k, const void* somewhere) {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      const bool there = valid(i, k_begin, k);
+      const bool there = source[i] != nullptr && k_begin + chunk() * kChunk < k;
       copy_async_16(tile + tile_offset(row(i), chunk()), there ? source[i] + k_begin + chunk() * kChunk : somewhere,
                     there);
     }
   }
-  __device__ void fetch(int64_t k_begin, int64_t k) {
-#pragma unroll
-    for (int i = 0; i < kMine; ++i)
-      staged[i] = valid(i, k_begin, k) ? *reinterpret_cast<const uint4*>(source[i] + k_begin + chunk() * kChunk)
-                                       : uint4{0, 0, 0, 0};
-  }
-  __device__ void put(uint4* tile) const {
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) tile[tile_offset(row(i), chunk())] = scaled_to_f16(staged[i], scale[i]);
-  }
 };
 
 // d [rows of the warp / 16][columns of the warp / 8] += the products of one stage.
-template <typename Units, int kFragmentsM, int kFragmentsN>
+template <int kFragmentsM, int kFragmentsN>
 __device__ inline void multiply_stage(float (&d)[kFragmentsM][kFragmentsN][4], const uint4* a_tile, const uint4* b_tile,
                                       int m0, int n0) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -169,7 +133,8 @@ __device__ inline void multiply_stage(float (&d)[kFragmentsM][kFragmentsN][4], c
 #pragma unroll
     for (int i = 0; i < kFragmentsM; ++i) {
 #pragma unroll
-      for (int j = 0; j < kFragmentsN; ++j) Units::mma(d[i][j], a[i], {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]});
+      for (int j = 0; j < kFragmentsN; ++j)
+        mma_bf16_16816(d[i][j], a[i], {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]});
     }
   }
 }
@@ -194,11 +159,10 @@ constexpr int64_t gemm_tile_columns() {
 // Grid (columns / gemm_tile_columns, tiles), kGemmThreads threads. Bytes: the weights once (a second tile of rows reads
 // them from the L2 cache), x once per block of columns. What bounds it once runs have some 100 rows was not found: it
 // reaches a third of an H200's rate with tiles of 128 columns and of 256 alike.
-template <typename Units, int kTileM, int kTileN, bool kSwiglu, typename TOut>
-__global__ void __launch_bounds__(kGemmThreads, Units::kAsync&& kTileN == 128 ? 2 : 1)
-    grouped_mma_kernel(const GroupedGemm p) {
+template <int kTileM, int kTileN, bool kSwiglu, typename TOut>
+__global__ void __launch_bounds__(kGemmThreads, kTileN == 128 ? 2 : 1) grouped_mma_kernel(const GroupedGemm p) {
   extern __shared__ uint4 shared[];
-  constexpr int kStages = gemm_stages<Units>(), kStageChunks = (kTileM + kTileN) * kChunks, kFragmentsM = kTileM / 32;
+  constexpr int kStages = kGemmStages, kStageChunks = (kTileM + kTileN) * kChunks, kFragmentsM = kTileM / 32;
   constexpr int kWarpN = kTileN / 4, kFragmentsN = kWarpN / 8;
   if (!p.has_tile(blockIdx.y)) return;
   const GemmTile tile = p.tiles[blockIdx.y];
@@ -207,22 +171,17 @@ __global__ void __launch_bounds__(kGemmThreads, Units::kAsync&& kTileN == 128 ? 
   const auto* x = static_cast<const bf16*>(p.x);
   const auto* w = static_cast<const bf16*>(run.w);
 
-  TileLoader<Units, kTileM> a;
+  TileLoader<kTileM> a;
 #pragma unroll
   for (int i = 0; i < a.kMine; ++i) {
     const int row = tile.row + a.row(i);
-    a.source[i] = nullptr;
-    if (row >= run.count) continue;
-    const int64_t x_row = p.x_row(run.first + row);
-    a.source[i] = x + x_row * p.x_stride;
-    if constexpr (!Units::kAsync) a.scale[i] = power_of_two(p.x_exponents[run.first + row]);
+    a.source[i] = row < run.count ? x + p.x_row(run.first + row) * p.x_stride : nullptr;
   }
-  TileLoader<Units, kTileN> b;
+  TileLoader<kTileN> b;
 #pragma unroll
   for (int i = 0; i < b.kMine; ++i) {
     const int64_t row = weight_row<kSwiglu, kWarpN>(p, n0, b.row(i));
     b.source[i] = row < 0 ? nullptr : w + row * p.k;
-    if constexpr (!Units::kAsync) b.scale[i] = row < 0 ? 0.0f : power_of_two(run.w_exponents[row]);
   }
 
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -232,36 +191,20 @@ __global__ void __launch_bounds__(kGemmThreads, Units::kAsync&& kTileN == 128 ? 
   const auto a_tile = [&](int stage) { return shared + stage * kStageChunks; };
   const auto b_tile = [&](int stage) { return shared + stage * kStageChunks + kTileM * kChunks; };
   const int steps = static_cast<int>((p.k + kTileK - 1) / kTileK);
-  if constexpr (Units::kAsync) {
-    const auto copy = [&](int step) {
-      if (step < steps) {
-        const int64_t k_begin = int64_t{p.step_at(step, steps)} * kTileK;
-        a.copy(a_tile(step % kStages), k_begin, p.k, p.x);
-        b.copy(b_tile(step % kStages), k_begin, p.k, p.x);
-      }
-      commit_async();
-    };
-    for (int step = 0; step < kStages - 1; ++step) copy(step);
-    for (int step = 0; step < steps; ++step) {
-      wait_async<kStages - 2>();
-      __syncthreads();  // all have their part of this stage, and are done with the one before it
-      copy(step + kStages - 1);
-      if (has_rows) multiply_stage<Units>(d, a_tile(step % kStages), b_tile(step % kStages), m0, warp_n * kWarpN);
-    }
-  } else {
-    const auto fetch = [&](int step) {
+  const auto copy = [&](int step) {
+    if (step < steps) {
       const int64_t k_begin = int64_t{p.step_at(step, steps)} * kTileK;
-      a.fetch(k_begin, p.k);
-      b.fetch(k_begin, p.k);
-    };
-    fetch(0);
-    for (int step = 0; step < steps; ++step) {
-      a.put(a_tile(step % 2));
-      b.put(b_tile(step % 2));
-      __syncthreads();  // the stage is complete; the other one was read before the last barrier
-      if (step + 1 < steps) fetch(step + 1);
-      if (has_rows) multiply_stage<Units>(d, a_tile(step % 2), b_tile(step % 2), m0, warp_n * kWarpN);
+      a.copy(a_tile(step % kStages), k_begin, p.k, p.x);
+      b.copy(b_tile(step % kStages), k_begin, p.k, p.x);
     }
+    commit_async();
+  };
+  for (int step = 0; step < kStages - 1; ++step) copy(step);
+  for (int step = 0; step < steps; ++step) {
+    wait_async<kStages - 2>();
+    __syncthreads();  // all have their part of this stage, and are done with the one before it
+    copy(step + kStages - 1);
+    if (has_rows) multiply_stage(d, a_tile(step % kStages), b_tile(step % kStages), m0, warp_n * kWarpN);
   }
 
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -272,19 +215,15 @@ __global__ void __launch_bounds__(kGemmThreads, Units::kAsync&& kTileN == 128 ? 
       const int row = tile.row + m0 + i * 16 + half * 8 + lane / 4;
       if (row >= run.count) continue;
       TOut* out = static_cast<TOut*>(p.out) + p.out_row(run.first + row) * p.out_stride;
-      const int x_exponent = Units::kAsync ? 0 : p.x_exponents[run.first + row];
 #pragma unroll
       for (int j = 0; j < (kSwiglu ? kFragmentsN / 2 : kFragmentsN); ++j) {
         const int64_t column = n0 + warp_n * (kSwiglu ? kWarpN / 2 : kWarpN) + j * 8 + lane % 4 * 2;
-        const auto sum = [&](int fragment, int e, int64_t w_row) {
-          const float value = d[i][fragment][half * 2 + e];
-          return p.finished(Units::kAsync ? value : scalbnf(value, -(x_exponent + run.w_exponents[w_row])));
-        };
         const auto output = [&](int e) {
+          const float sum = d[i][j][half * 2 + e];
           if constexpr (kSwiglu)
-            return swiglu_of<bf16>(sum(j, e, column + e), sum(j + kFragmentsN / 2, e, p.n + column + e), p.rounding);
+            return swiglu_of<bf16>(sum, d[i][j + kFragmentsN / 2][half * 2 + e], p.rounding);
           else
-            return sum(j, e, column + e);
+            return sum;
         };
         if (p.pairs_aligned && column + 1 < p.n) {
           store_pair(out + column, output(0), output(1));
@@ -326,7 +265,7 @@ __global__ void __launch_bounds__(256) grouped_simt_kernel(const GroupedGemm p) 
   // has gate and up of the same outputs.
   const int m0 = thread / 16 * 4, c0 = thread % 16 * 2;
   const float x_scale =
-      has_x && p.x_exponents != nullptr ? power_of_two(p.x_exponents[run.first + tile.row + load_row]) : 1;
+      has_x && p.x_exponents != nullptr ? power_of_two(p.x_exponents[p.x_row(run.first + tile.row + load_row)]) : 1;
   const int64_t w_row = load_row < kColumns ? column : p.n + column;
   const float w_scale = has_w && run.w_exponents != nullptr ? power_of_two(run.w_exponents[w_row]) : 1;
   const bool in_half = p.math != Math::native && p.math != Math::reordered;
@@ -364,7 +303,7 @@ __global__ void __launch_bounds__(256) grouped_simt_kernel(const GroupedGemm p) 
     TOut* out = static_cast<TOut*>(p.out) + p.out_row(run.first + row) * p.out_stride + n0;
     const auto sum = [&](int j, int64_t of_row) {
       if (p.x_exponents == nullptr) return p.finished(d[i][j]);
-      return scalbnf(d[i][j], -(p.x_exponents[run.first + row] + run.w_exponents[of_row]));
+      return scalbnf(d[i][j], -(p.x_exponents[p.x_row(run.first + row)] + run.w_exponents[of_row]));
     };
 #pragma unroll
     for (int j = 0; j < (kSwiglu ? 2 : 4); ++j) {

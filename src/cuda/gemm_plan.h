@@ -15,9 +15,9 @@ enum class GemmKernel : uint8_t {
   simt,        // FP32 FMAs on the ordinary units; any types and alignment
   mma_bf16,    // own tiles on BF16 matrix units
   wgmma_bf16,  // own tiles on Hopper's warpgroup units
-  mma_scaled,  // own tiles on FP16 matrix units: BF16 bits become FP16 by a power of two per row
+  mma_scaled,  // own tiles on FP16 matrix units: BF16 bits become FP16 by a power of two per row, x's before
   blas_bf16,   // cuBLAS on BF16
-  blas_scaled  // cuBLAS on FP16 made as for mma_scaled
+  blas_scaled  // cuBLAS on FP16 made so of x and w before
 };
 std::string_view gemm_kernel_name(GemmKernel kernel);
 
@@ -34,7 +34,7 @@ inline constexpr int64_t kBlasScaledRowsMin = 128;
 
 GemmKernel plan_gemm(const GemmShape& shape, const DeviceCaps& caps);
 
-// Whether `kernel` wants an exponent for each row of x and of w.
+// Whether `kernel` converts to FP16 itself and wants an exponent for each row of x and of w.
 bool needs_exponents(GemmKernel kernel, Math math);
 
 // Of an expert FFN over `tokens` tokens whose tiles are of `kernel`: runs of up to so many rows go through the
@@ -47,9 +47,13 @@ struct GemmTileShape {
   int64_t rows = 64, columns = 128;
 };
 inline constexpr int kWgmmaRows = 192;  // of a tile
-// For runs of `rows` rows on average. Wgmma: kWgmmaRows x 256. Simt: 64 x 64; else 64 or 128 rows and 128 columns, or
-// 128 x 256 where shared memory holds it: half of what 64 x 128 reads from the caches per product, and as fast on an
-// H200 (README).
+// For mma_scaled of one run without swiglu: more blocks for the card (64 rows, n and k 2,560 on an H200, 2026-11-30: 36
+// us, with 64 x 128 45).
+inline constexpr GemmTileShape kScaledAlone{64, 64};
+// For runs of `rows` rows on average. Wgmma: kWgmmaRows x 256. Scaled: up to 64 rows 64 x 128, else 128 x 128, faster
+// from there on whatever it pads (128 runs of 100 rows on an H200, 2026-11-30: 0.85 ms, with 64 x 128 1.09; of 160 rows
+// 1.48 and 1.55). Simt: 64 x 64; else 64 or 128 rows and 128 columns, or 128 x 256 where shared memory holds it: half
+// of what 64 x 128 reads from the caches per product, and as fast on an H200 (README).
 GemmTileShape plan_tile(GemmKernel kernel, int64_t rows, const DeviceCaps& caps);
 
 }  // namespace offload::cuda

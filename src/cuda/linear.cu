@@ -154,20 +154,25 @@ GemmKernel kernel_of(const LinearArgs& a, const DeviceCaps& caps) {
 // Up to so many columns, the smallest tile wastes least.
 constexpr int64_t kSlimColumns = 64;
 
+GemmTileShape tile_of(const LinearArgs& a, GemmKernel kernel, const DeviceCaps& caps) {
+  if (kernel == GemmKernel::mma_scaled) return kScaledAlone;
+  return a.w.dim(0) <= kSlimColumns ? GemmTileShape{} : plan_tile(kernel, a.x.dim(0), caps);
+}
+
 struct TileScratch {
-  Tensor run, tiles, x_exponents, w_exponents;
+  Tensor run, tiles, x_scaled, x_exponents, w_exponents;
   GemmTileShape shape;
   int64_t count = 0;
 
   TileScratch(Arena& arena, const LinearArgs& a, GemmKernel kernel, const DeviceCaps& caps)
-      : shape(a.w.dim(0) <= kSlimColumns ? GemmTileShape{} : plan_tile(kernel, a.x.dim(0), caps)) {
+      : shape(tile_of(a, kernel, caps)) {
     const int64_t m = a.x.dim(0);
     count = (m + shape.rows - 1) / shape.rows;
     run = arena.take(DType::u8, {static_cast<int64_t>(sizeof(GemmRun))});
     tiles = arena.take(DType::u8, {count * static_cast<int64_t>(sizeof(GemmTile))});
-    if (!needs_exponents(kernel, math_of(a))) return;
-    x_exponents = arena.take(DType::i32, {m});
-    w_exponents = arena.take(DType::i32, {a.w.dim(0)});
+    if (prepares_x(kernel, math_of(a))) x_exponents = arena.take(DType::i32, {m});
+    if (kernel == GemmKernel::mma_scaled) x_scaled = arena.take(DType::f16, {m, a.x.dim(1)});
+    if (needs_exponents(kernel, math_of(a))) w_exponents = arena.take(DType::i32, {a.w.dim(0)});
   }
 };
 
@@ -183,24 +188,23 @@ void tiled_linear(const LinearArgs& a, GemmKernel kernel, const TileScratch& scr
   GemmRun run{.w = a.w.data(), .w_exponents = nullptr, .first = 0, .count = static_cast<int32_t>(m)};
   const Math math = math_of(a);
   if (needs_exponents(kernel, math)) {
-    launch_row_exponents(a.x.data(), a.x.stride(0), nullptr, m, k, math, scratch.x_exponents.as<int32_t>(), stream);
-    launch_row_exponents(a.w.data(), k, nullptr, n, k, math, scratch.w_exponents.as<int32_t>(), stream);
+    launch_row_exponents(a.w.data(), k, n, k, math, scratch.w_exponents.as<int32_t>(), stream);
     run.w_exponents = scratch.w_exponents.as<int32_t>();
   }
   auto* runs = data_of<GemmRun>(scratch.run);
   auto* tiles = data_of<GemmTile>(scratch.tiles);
   launch(one_run_kernel, blocks_for(scratch.count, 256), 256, 0, stream, run, runs, tiles,
          static_cast<int>(scratch.count), static_cast<int>(scratch.shape.rows));
-  const GroupedGemm p{.x = a.x.data(),
-                      .x_stride = a.x.stride(0),
-                      .x_exponents = data_of<const int32_t>(scratch.x_exponents),
-                      .runs = runs,
-                      .tiles = tiles,
-                      .n = n,
-                      .k = k,
-                      .out = a.out.data(),
-                      .out_stride = a.out.stride(0),
-                      .math = math};
+  GroupedGemm p{.x = a.x.data(),
+                .x_stride = a.x.stride(0),
+                .runs = runs,
+                .tiles = tiles,
+                .n = n,
+                .k = k,
+                .out = a.out.data(),
+                .out_stride = a.out.stride(0),
+                .math = math};
+  prepare_x(p, kernel, m, m, data_of<int32_t>(scratch.x_exponents), data_of<void>(scratch.x_scaled), stream);
   launch_grouped(p, kernel, {a.x.dtype(), a.w.dtype(), a.out.dtype()}, scratch.count, scratch.shape, stream);
 }
 
@@ -250,11 +254,11 @@ void blas_scaled_linear(const LinearArgs& a, cublasHandle_t blas, const BlasScal
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   auto* x_exponents = scratch.x_exponents.as<int32_t>();
   auto* w_exponents = scratch.w_exponents.as<int32_t>();
-  launch_scale_rows(a.w.data(), k, n, k, a.math, w_exponents, scratch.w.data(), stream);
+  launch_scale_rows(a.w.data(), k, nullptr, n, k, a.math, w_exponents, scratch.w.data(), stream);
   for (int64_t first = 0; first < m; first += scratch.rows) {
     const int64_t rows = std::min(scratch.rows, m - first);
     const Tensor x = a.x.narrow(0, first, rows), out = a.out.narrow(0, first, rows);
-    launch_scale_rows(x.data(), x.stride(0), rows, k, a.math, x_exponents, scratch.x.data(), stream);
+    launch_scale_rows(x.data(), x.stride(0), nullptr, rows, k, a.math, x_exponents, scratch.x.data(), stream);
     blas_product(blas, rows, n, k, CUDA_R_16F, scratch.x.data(), k, scratch.w.data(), scratch.sums.data(), n,
                  CUDA_R_32F);
     launch_unscale(data_of<const float>(scratch.sums), rows, n, x_exponents, w_exponents, a.math, out.data(),

@@ -30,18 +30,16 @@ __device__ inline void mma_f16_1688(float (&d)[4], const uint32_t (&a)[2], uint3
                : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
-__device__ inline void mma_f16_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  mma_f16_1688(d, {a[0], a[1]}, b[0]);
-  mma_f16_1688(d, {a[2], a[3]}, b[1]);
-}
-
 // Four 8 x 8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8, 16 bytes in shared memory.
-__device__ inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+__device__ inline void ldmatrix_x4_at(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
+}
+
+__device__ inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
+  ldmatrix_x4_at(r, static_cast<uint32_t>(__cvta_generic_to_shared(row)));
 }
 
 // The same, each matrix transposed.

@@ -10,6 +10,7 @@
 
 #include "cuda/blas.h"
 #include "cuda/kernel.cuh"
+#include "cuda/mma.cuh"
 
 namespace offload::cuda {
 namespace {
@@ -116,6 +117,22 @@ __global__ void fill_kernel(uint16_t* x, int64_t count, bool is_bf16) {
       static_cast<uint16_t>(is_bf16 ? sign | 0x3f00u | ((bits >> 1) & 0xffu) : sign | 0x3800u | ((bits >> 1) & 0x7ffu));
 }
 
+constexpr int kMmaThreads = 256, kMmaBlocks = 2;  // of a multiprocessor
+constexpr int kMmaSums = 8;                       // of a warp: enough to hide the instruction's latency
+constexpr int kMmaRounds = 4096;
+
+__global__ void __launch_bounds__(kMmaThreads, kMmaBlocks) m16n8k8_kernel(float* sink) {
+  const uint32_t ones = 0x3c003c00u, more = threadIdx.x * 0x00010001u;  // FP16 from 1 to 1.25
+  float d[kMmaSums][4] = {};
+  for (int round = 0; round < kMmaRounds; ++round) {
+#pragma unroll
+    for (auto& sums : d) mma_f16_1688(sums, {ones + more, ones ^ more}, ones + more);
+  }
+  float all = 0;
+  for (const auto& sums : d) all += sums[0] + sums[1] + sums[2] + sums[3];
+  if (all == 1) *sink = all;  // never; keeps the sums
+}
+
 __global__ void empty_kernel() {}
 
 }  // namespace
@@ -162,6 +179,18 @@ double measure_gemm_seconds(const DeviceCaps& caps, GemmType type, int64_t m, in
 double measure_gemm_flops_per_s(const DeviceCaps& caps, GemmType type) {
   constexpr int64_t m = 8192, n = 4096, k = 4096;
   return 2.0 * m * n * k / measure_gemm_seconds(caps, type, m, n, k);
+}
+
+double measure_m16n8k8_flops_per_s(const DeviceCaps& caps) {
+  use_device(caps);
+  const DeviceBlock sink(256);
+  const Stream lane;
+  const int blocks = caps.multiprocessors * kMmaBlocks;
+  const double seconds = best_seconds(lane.stream, [&] {
+    launch(m16n8k8_kernel, static_cast<unsigned>(blocks), kMmaThreads, 0, lane.stream,
+           static_cast<float*>(sink.data()));
+  });
+  return 2.0 * 16 * 8 * 8 * kMmaSums * kMmaRounds * (kMmaThreads / kWarp) * blocks / seconds;
 }
 
 double measure_link_bytes_per_s(const DeviceCaps& caps) {

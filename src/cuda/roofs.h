@@ -19,6 +19,10 @@ double measure_gemm_seconds(const DeviceCaps& caps, GemmType type, int64_t m, in
 // The largest rate that products get: 8192 x 4096 x 4096.
 double measure_gemm_flops_per_s(const DeviceCaps& caps, GemmType type);
 
+// Matrix instructions m16n8k8 of FP16 with FP32 sums, out of registers: the deepest that Turing has, so what the own
+// products of its plan are made of. Later cards have deeper, faster ones.
+double measure_m16n8k8_flops_per_s(const DeviceCaps& caps);
+
 // Copying page-locked host memory to the device in pieces of 64 MiB.
 double measure_link_bytes_per_s(const DeviceCaps& caps);
 // One copy of `bytes` out of page-locked host memory, in a row of copies of 256 MiB in all, at most 1000.

@@ -255,7 +255,7 @@ GemmKernel kernel_of(const SwigluRoutedArgs& a, const DeviceCaps& caps) {
 
 // What the call needs beside its tensors.
 struct RoutedScratch {
-  Tensor h, lists, sorted_h, x_exponents, h_exponents, gate_up_exponents, down_exponents;
+  Tensor h, lists, sorted_h, x_scaled, x_exponents, h_exponents, gate_up_exponents, down_exponents;
   GemmKernel kernel;
   GemmTileShape shape;
   int64_t tiles_most = 0;
@@ -271,9 +271,12 @@ struct RoutedScratch {
     tiles_most = slots / shape.rows + std::min(experts, slots);
     lists = arena.take(DType::u8, {list_bytes(slots, experts)});
     sorted_h = arena.take(a.x.dtype(), {slots, inter});
+    if (prepares_x(kernel, math_of(a))) {
+      x_exponents = arena.take(DType::i32, {a.x.dim(0)});
+      h_exponents = arena.take(DType::i32, {slots});
+    }
+    if (kernel == GemmKernel::mma_scaled) x_scaled = arena.take(DType::f16, {a.x.dim(0), a.x.dim(1)});
     if (!needs_exponents(kernel, math_of(a))) return;
-    x_exponents = arena.take(DType::i32, {slots});
-    h_exponents = arena.take(DType::i32, {slots});
     gate_up_exponents = arena.take(DType::i32, {experts, 2 * inter});
     down_exponents = arena.take(DType::i32, {experts, a.x.dim(1)});
   }
@@ -307,11 +310,9 @@ struct RoutedScratch {
 
 void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const SortedRuns& sorted, cudaStream_t stream) {
   const int64_t slots = a.ids.elements(), experts = a.slots.dim(0), hidden = a.x.dim(1), inter = a.intermediate;
-  const bool scaled = needs_exponents(scratch.kernel, math_of(a));
   GroupedGemm p{.x = a.x.data(),
                 .x_stride = a.x.stride(0),
                 .x_rows = sorted.x_rows,
-                .x_exponents = data_of<const int32_t>(scratch.x_exponents),
                 .runs = sorted.gate_up,
                 .tiles = sorted.tiles,
                 .tile_count = sorted.totals + 1,
@@ -321,8 +322,10 @@ void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const Sor
                 .out_stride = inter,
                 .rounding = a.rounding,
                 .math = math_of(a)};
-  if (scaled) {
-    launch_row_exponents(p.x, p.x_stride, p.x_rows, slots, p.k, p.math, scratch.x_exponents.as<int32_t>(), stream);
+  const bool converts = needs_exponents(scratch.kernel, p.math);
+  prepare_x(p, scratch.kernel, a.x.dim(0), slots, data_of<int32_t>(scratch.x_exponents),
+            data_of<void>(scratch.x_scaled), stream);
+  if (converts) {
     launch_run_exponents(p.runs, experts, 2 * inter, hidden, p.math, scratch.gate_up_exponents.as<int32_t>(), 2 * inter,
                          stream);
   }
@@ -332,14 +335,13 @@ void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const Sor
   p.x = scratch.sorted_h.data();
   p.x_stride = p.k = inter;
   p.x_rows = nullptr;
-  p.x_exponents = data_of<const int32_t>(scratch.h_exponents);
   p.runs = sorted.down;
   p.n = hidden;
   p.out = a.out.data();
   p.out_stride = a.out.stride(0);
   p.out_rows = sorted.out_rows;
-  if (scaled) {
-    launch_row_exponents(p.x, p.x_stride, nullptr, slots, p.k, p.math, scratch.h_exponents.as<int32_t>(), stream);
+  prepare_x(p, scratch.kernel, slots, slots, data_of<int32_t>(scratch.h_exponents), scratch.sorted_h.data(), stream);
+  if (converts) {
     launch_run_exponents(p.runs, experts, hidden, inter, p.math, scratch.down_exponents.as<int32_t>(), hidden, stream);
   }
   launch_grouped(p, scratch.kernel, {a.x.dtype(), a.slab.dtype(), a.out.dtype(), false}, scratch.tiles_most,
