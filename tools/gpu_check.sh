@@ -2,7 +2,7 @@
 # Builds for this machine's GPU, runs the tests that need one and measures the model cut to 12 layers (56 GiB of experts
 # made up in memory, 22 GiB of GPU memory): one call, logs in a folder, a short table last.
 #
-#   tools/gpu_check.sh [--only build|test|parity|bench|sanitize] [--out FOLDER] [--build FOLDER]
+#   tools/gpu_check.sh [--only build|test|ranks|sanitize|parity|bench] [--out FOLDER] [--build FOLDER]
 #
 # Takes a quarter of an hour, and 125 GiB of GPU memory and 100 GiB of the host's for the benchmarks. Exit code 1 when a
 # check failed.
@@ -56,8 +56,15 @@ fi
 if wants test; then
   check ops "$build/tests/cuda_ops_test" -s
   check model "$build/tests/cuda_model_test" -s
+fi
+if wants ranks; then
   check group "$build/tests/cuda_group_test"
+  check fault "$build/tests/cuda_group_test" --no-skip --test-case='a_kernel_fault_*'
   check ranks "$build/tests/cuda_ranks_test"
+  if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
+    check all-reduce "$build/tools/offload-bench" all-reduce --tp 2 --repeat 7
+    rows+=("$(grep -E ' us| ms' "$out/all-reduce.log" | sed 's/^/    /')")
+  fi
 fi
 if wants sanitize; then
   # Without the cases that take minutes under a sanitizer; a test asks for more memory than there is, on purpose.
@@ -87,10 +94,15 @@ if wants bench; then
   bench forced-75 12 --force-sm 75 --chunk 8192 --prompt-tokens 8192 --decode-tokens 32 --repeat 1
   prompt=(--chunk 8192 --prompt-tokens 8192 --decode-tokens 0 --repeat 5)
   bench arms-control 4 "${prompt[@]}" --arms bf16,control,control_dense,control_hc,control_moe
-  bench arms-scaled 4 "${prompt[@]}" --arms bf16,scaled_fp16,scaled_fp16_dense,scaled_hc,scaled_moe
-  bench arms-plain 4 "${prompt[@]}" --arms bf16,scaled_fp16,fp16,fp16_dense,fp16_moe
-  bench arms-other 4 "${prompt[@]}" --arms bf16,fp32_out_dense,hc_fused
+  bench arms-all 4 "${prompt[@]}" --arms bf16,scaled_fp16,fp16,scaled_moe,fp16_moe
+  bench arms-dense 4 "${prompt[@]}" --arms bf16,scaled_fp16_dense,scaled_hc,fp16_dense,fp32_out_dense
+  bench arms-other 4 "${prompt[@]}" --arms bf16,hc_fused
   bench arms-75 4 "${prompt[@]}" --force-sm 75 --arms bf16,scaled_fp16,fp16
+  check products-75 "$build/tools/offload-bench" ops --case 'prompt/*' --force-sm 75
+  rows+=("$(grep -E '^prompt/(linear|swiglu_experts)' "$out/products-75.log" | sed 's/^/    /')")
+  check profile-75 "$build/tools/offload-bench" --load-format dummy --force-sm 75 --profile --chunk 8192 \
+    --prompt-tokens 8192 --decode-tokens 1 --model "$root/configs/models/qwen3.8-flash-next-4.json"
+  rows+=("$(grep -m 2 -E '^(linear|swiglu_routed) ' "$out/profile-75.log" | sed 's/^/    /')")
 fi
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
