@@ -7,15 +7,16 @@
 # Takes a quarter of an hour, and 125 GiB of GPU memory and 100 GiB of the host's for the benchmarks. Exit code 1 when a
 # check failed.
 set -uo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-only=all out=$root/build-gpu/report build=$root/build-gpu
+script=$(realpath "${BASH_SOURCE[0]}")
+cd "$(dirname "$script")/.." || exit 1  # what follows is relative to the tree's root, as are FOLDERs
+only=all out=build-gpu/report build=build-gpu
 while [ $# -gt 0 ]; do
   case $1 in
     --only) only=$2 && shift 2 ;;
     --out) out=$2 && shift 2 ;;
     --build) build=$2 && shift 2 ;;
     *)
-      sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+      sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$script"
       exit 2
       ;;
   esac
@@ -23,7 +24,7 @@ done
 mkdir -p "$out"
 wants() { [ "$only" = all ] || [ "$only" = "$1" ]; }
 rows=() failed=0 configure=()
-if [ -d "$root/.deps/usr" ]; then configure=(-DOFFLOAD_PREFER_DEPS=ON); fi
+if [ -d .deps/usr ]; then configure=(-DOFFLOAD_PREFER_DEPS=ON); fi
 note() { rows+=("$(printf '%-34s %s' "$1" "$2")"); }
 
 # check NAME COMMAND...: the command's log is NAME.log; the table says ok or FAILED with the last line.
@@ -44,12 +45,12 @@ bench() {
   local name=$1 layers=$2
   shift 2
   check "$name" "$build/tools/offload-bench" --load-format dummy \
-    --model "$root/configs/models/qwen3.8-flash-next-$layers.json" "$@"
+    --model "configs/models/qwen3.8-flash-next-$layers.json" "$@"
   rows+=("$(grep -E '^(prefill|decode|roofs|NOT)' "$out/$name.log" | sed 's/^/    /')")
 }
 
 if wants build || [ ! -x "$build/tools/offload-bench" ]; then
-  check configure cmake -S "$root" -B "$build" -G Ninja -DOFFLOAD_CUDA=ON "${configure[@]}"
+  check configure cmake -S . -B "$build" -G Ninja -DOFFLOAD_CUDA=ON "${configure[@]}"
   check build cmake --build "$build" --target cuda_ops_test cuda_model_test cuda_group_test cuda_ranks_test \
     offload-bench offload-parity offload-probe offload-stress offload-run
 fi
@@ -101,7 +102,7 @@ if wants bench; then
   check products-75 "$build/tools/offload-bench" ops --case 'prompt/*' --force-sm 75
   rows+=("$(grep -E '^prompt/(linear|swiglu_experts)' "$out/products-75.log" | sed 's/^/    /')")
   check profile-75 "$build/tools/offload-bench" --load-format dummy --force-sm 75 --profile --chunk 8192 \
-    --prompt-tokens 8192 --decode-tokens 1 --model "$root/configs/models/qwen3.8-flash-next-4.json"
+    --prompt-tokens 8192 --decode-tokens 1 --model "configs/models/qwen3.8-flash-next-4.json"
   rows+=("$(grep -m 2 -E '^(linear|swiglu_routed) ' "$out/profile-75.log" | sed 's/^/    /')")
 fi
 
