@@ -21,7 +21,7 @@ while [ $# -gt 0 ]; do
       ;;
   esac
 done
-mkdir -p "$out"
+mkdir -p "$out/evidence"
 wants() { [ "$only" = all ] || [ "$only" = "$1" ]; }
 rows=() failed=0 configure=()
 if [ -d .deps/usr ]; then configure=(-DOFFLOAD_PREFER_DEPS=ON); fi
