@@ -303,6 +303,23 @@ TEST_CASE("prefill_stages_the_next_layer_and_each_expert_is_copied_once_per_chun
   }
 }
 
+TEST_CASE("a_chunk_stages_an_expert_for_every_64_rows_in_up_to_a_third_of_the_slots") {
+  const RoutingShape shape{4, 256, 4};
+  const auto staged = [&](int64_t rows, int64_t permille) {
+    ExpertPolicy policy({.shape = shape, .slots = 300, .prefill_stream_permille = permille});
+    std::vector<ActiveExpert> all;
+    for (int32_t e = 0; e < shape.experts; ++e) all.push_back({e, static_cast<int32_t>(rows * 4 / shape.experts)});
+    size_t count = 0;
+    for (int64_t visit = 0; visit < 3 * shape.layers; ++visit)  // the slots are full after the first two
+      count = policy.on_routed(visit % shape.layers, {all, rows, 0, true}, Phase::prefill).lookahead.size();
+    return count;
+  };
+  CHECK(staged(640, 0) == 10);
+  CHECK(staged(6400, 0) == 100);
+  CHECK(staged(64000, 0) == 100);
+  CHECK(staged(640, 200) == 30);  // half of a fifth
+}
+
 TEST_CASE("nothing_is_staged_behind_the_end_of_a_prompt") {
   const RoutingShape shape{4, 64, 4};
   const RoutingTrace prompt = draw_trace(shape, UniformRouting{}, std::vector<DrawnStep>(2, {Phase::prefill, 64}), 1);
@@ -390,6 +407,7 @@ TEST_CASE("options_out_of_range_are_refused_by_name") {
   CHECK(refusal([](PolicyOptions& o) { o.shape.top_k = 9; }).find("top_k is 9") != std::string::npos);
   CHECK(refusal([](PolicyOptions& o) { o.rank = 1; }).find("rank is 1, expected less than world") != std::string::npos);
   CHECK(refusal([](PolicyOptions& o) { o.lookahead_layers = 3; }).find("lookahead_layers") != std::string::npos);
+  CHECK(refusal([](PolicyOptions& o) { o.rows_per_staged = 0; }).find("rows_per_staged") != std::string::npos);
   CHECK(refusal([](PolicyOptions& o) { o.host_permille = o.zero_copy_permille = 600; }).find("zero_copy_permille") !=
         std::string::npos);
 }

@@ -52,6 +52,7 @@ struct Fuzz {
     }
     out.prefill_stream_permille = chance(50) ? 200 : between(0, 1000);
     out.group_stream_permille = chance(50) ? 500 : between(0, 1000);
+    out.rows_per_staged = chance(50) ? 64 : between(1, 64);
     return out;
   }
 
