@@ -165,12 +165,14 @@ TEST_CASE("a_cold_cache_is_filled_anew_by_every_prompt_and_changes_no_bit") {
     return run_json(arguments).at("rows");
   };
   const Json warm = rows({}), cold = rows({"--cold-cache"});
+  REQUIRE(cold.size() == 2);
   for (size_t i = 0; i < cold.size(); ++i) {
     CHECK(cold[i].at("hash") == warm[i].at("hash"));
     CHECK(warm[i].at("link_bytes") == 0);  // all are there since the warm-up
     CHECK(cold[i].at("link_bytes").get<int64_t>() > 0);
   }
   refuses({"ops", "--cold-cache"}, "--cold-cache");
+  refuses({"--device", "cpu", "--cold-cache"}, "--expert-slots");
 }
 
 TEST_CASE("text_names_the_machine_the_command_and_each_case") {

@@ -241,6 +241,7 @@ TEST_CASE("the_share_off_the_slab_is_exact_in_the_long_run_and_never_copied") {
   options.host_permille = 1000;
   options.zero_copy_permille = 0;
   ExpertPolicy all_host(options);
+  static_cast<void>(all_host.on_routed(0, {one_row_each({56, 57, 58, 59, 60, 61, 62, 63}), 2}, Phase::prefill));
   for (const PlannedRun& run : all_host.on_routed(0, {one_row_each({1, 2, 3}), 1}, Phase::decode).runs)
     CHECK(run.where == RunWhere::host);
   const std::vector<ActiveExpert> many = {{4, 9}, {5, 8}};  // nine rows are beyond the canonical order
@@ -248,6 +249,24 @@ TEST_CASE("the_share_off_the_slab_is_exact_in_the_long_run_and_never_copied") {
     CHECK(run.where == (run.expert == 4 ? RunWhere::slab : RunWhere::host));
   for (const PlannedRun& run : all_host.on_routed(0, {one_row_each({6, 7}), 1}, Phase::prefill).runs)
     CHECK(run.where == RunWhere::slab);
+}
+
+TEST_CASE("what_would_run_off_the_slab_takes_free_slots_first") {
+  ExpertPolicy policy({.shape = {1, 8, 2}, .slots = 8, .host_permille = 500, .zero_copy_permille = 500});
+  for (int32_t e = 0; e < 8; e += 2)
+    for (const PlannedRun& run : policy.on_routed(0, {one_row_each({e, e + 1}), 1}, Phase::decode).runs)
+      CHECK(run.copy_first);
+  CHECK(policy.on_routed(0, {one_row_each({0, 7}), 1}, Phase::decode).runs.size() == 2);
+  CHECK(policy.is_complete());
+  CHECK(policy.counts(Phase::decode).off_slab == 0);
+
+  ExpertPolicy small({.shape = {1, 8, 2}, .slots = 3, .host_permille = 1000});
+  int64_t copies = 0;
+  for (int32_t e = 0; e < 8; e += 2)
+    for (const PlannedRun& run : small.on_routed(0, {one_row_each({e, e + 1}), 1}, Phase::decode).runs)
+      copies += run.copy_first ? 1 : 0;
+  CHECK(copies == 3);
+  CHECK(small.counts(Phase::decode).off_slab == 5);
 }
 
 TEST_CASE("with_fewer_slots_than_a_token_needs_lru_never_hits_and_adaptive_does") {

@@ -474,6 +474,7 @@ TEST_CASE("zero_copy_is_refused_where_memory_cannot_be_page_locked") {
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::resource);
     CHECK(error.message().find("--zero-copy-experts") != std::string::npos);
+    CHECK(error.message().find("pinning stopped") != std::string::npos);
   }
 }
 

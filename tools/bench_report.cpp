@@ -109,8 +109,11 @@ Roofs BenchReport::roofs() const {
 }
 
 double BenchReport::roofs_drift() const {
-  return std::max(drift(roofs_before.read_bytes_per_s, roofs_after.read_bytes_per_s),
-                  drift(roofs_before.flops_per_s, roofs_after.flops_per_s));
+  double most = 0;
+  for (const auto roof :
+       {&Roofs::read_bytes_per_s, &Roofs::flops_per_s, &Roofs::link_bytes_per_s, &Roofs::m16n8k8_flops_per_s})
+    if (roofs_before.*roof > 0) most = std::max(most, drift(roofs_before.*roof, roofs_after.*roof));
+  return most;
 }
 
 double median(std::vector<double> values) {

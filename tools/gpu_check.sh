@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Builds for this machine's GPU, runs the tests that need one and measures the model cut to 12 layers (56 GiB of experts
-# made up in memory, 22 GiB of GPU memory): one call, logs in a folder, a short table last.
+# Builds for this machine's GPU, runs the tests that need one and measures the published model cut to 4 and 12 layers,
+# with weights made up in memory: one call, logs in a folder, a short table last.
 #
 #   tools/gpu_check.sh [--only build|test|ranks|sanitize|parity|bench] [--out FOLDER] [--build FOLDER]
 #
-# Takes a quarter of an hour, and 125 GiB of GPU memory and 100 GiB of the host's for the benchmarks. Exit code 1 when a
-# check failed.
+# FOLDERs are relative to the root of the tree. Takes a quarter of an hour, and 125 GiB of GPU memory and 100 GiB of the
+# host's for the benchmarks. Exit code 1 when a check failed, 2 for bad usage.
 set -uo pipefail
 script=$(realpath "${BASH_SOURCE[0]}")
-cd "$(dirname "$script")/.." || exit 1  # what follows is relative to the tree's root, as are FOLDERs
+cd "$(dirname "$script")/.." || exit 1
 only=all out=build-gpu/report build=build-gpu
 while [ $# -gt 0 ]; do
-  case $1 in
-    --only) only=$2 && shift 2 ;;
-    --out) out=$2 && shift 2 ;;
-    --build) build=$2 && shift 2 ;;
+  case "$1 ${2:-}" in
+    "--only build" | "--only test" | "--only ranks" | "--only sanitize" | "--only parity" | "--only bench")
+      only=$2 && shift 2 ;;
+    "--out "?*) out=$2 && shift 2 ;;
+    "--build "?*) build=$2 && shift 2 ;;
     *)
       sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$script"
       exit 2

@@ -95,6 +95,7 @@ int run_ops(const BenchFlags& flags, const std::string& command) {
 int run_all_reduce(const BenchFlags& flags, const std::string& command) {
   const int64_t repeat = parse_integer("--repeat", flags.repeat.empty() ? "5" : flags.repeat, 1, kRepeatMax);
   const Settings settings = settings_of(flags.shared);
+  if (flags.cold_cache) throw_error(ErrorCode::usage, "--cold-cache is for models");
   if (settings.device != "cuda" || settings.tp == 1)
     throw_error(ErrorCode::usage, "all-reduce is for ranks on GPUs: give --tp 2 or more{}",
                 settings.device == "cuda" ? "" : ", on a machine that has one");
@@ -162,6 +163,8 @@ int run_model(const BenchFlags& flags, const std::string& command) {
       .cold_cache = flags.cold_cache,
       .records_routing = flags.trace_routing.has_value()};
   const std::vector<Settings> arms = arms_of(flags);
+  if (flags.cold_cache && arms.front().device == "cpu" && arms.front().expert_slots == 0)
+    throw_error(ErrorCode::usage, "--cold-cache: on the CPU there is no cache without --expert-slots");
   if (arms.front().is_bundled_demo)
     say(kProgram, fmt::format("no --model given; using the bundled demo {}", printable(arms.front().model_dir, 4096)));
   if (flags.profile) return profile_model(flags, arms, options);

@@ -66,8 +66,8 @@ class Sampler {
   // NaN or +inf or no allowed id has a finite one.
   int32_t sample(std::span<const float> logits);
 
-  // How many of a row's largest logits decide its draw, but for rare ones whose largest are mostly not allowed. 0: only
-  // the whole row does.
+  // How many of a row's largest logits decide its draw; a row where too many of these are not allowed needs the whole
+  // row all the same. 0: every row does.
   int64_t largest_wanted() const;
   // As above, from a row's largest logits in the order of largest_logits(), any number of them: the same probabilities
   // and the same draw. Nothing, and nothing is drawn, where they do not decide. REQUIRES: the row has neither NaN nor

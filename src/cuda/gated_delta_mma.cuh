@@ -15,7 +15,7 @@
 //
 // The second kernel is bound by the sequence of a chunk: 692 products of 16 x 8 x 16 a warp, of which matrix units
 // could take one in four clocks, in 11,000 clocks, of them 4,300 for reading M, 1,600 for T, 1,500 for P and the
-// output, 1,900 for writing M. A block of 64 columns also gets 68 KiB a chunk, mostly out of the L2 cache. On one H200
+// output, 1,900 for writing M. A block of 64 columns also gets 66 KiB a chunk, mostly out of the L2 cache. On one H200
 // 8,192 rows of 48 heads take 0.74 ms (the FMA kernel: 2.6), the first kernel 0.3 to 0.5 (0.6) by the length of
 // segments. The state after these rows is 1.6e-7 off FP64 (the FMA kernels': 3.0e-7), relative, root of mean squares
 // (2026-11-30).

@@ -3,8 +3,9 @@
 // it.
 //
 // The power of two of a row of w is not known before the row's end. Each block takes the one that suits what it has
-// read so far; where a larger number comes, it goes down, and the row's sums so far follow it. That is exact, and what
-// came before has become FP16 with no fewer bits than the final power would have left it.
+// read so far; where a larger number comes, it goes down, and the row's sums so far follow it. That is exact (a factor
+// below 2^-126 makes them 0, as the final power would have), and what came before has become FP16 with no fewer bits
+// than that power would have left it.
 #ifndef OFFLOAD_CUDA_GEMM_SCALED_CUH_
 #define OFFLOAD_CUDA_GEMM_SCALED_CUH_
 

@@ -1,6 +1,6 @@
-// Norms over rows and rotary positions. A team of threads per row goes over it twice: what a thread has first stays in
-// its registers, and that is all of a row of up to 2560; the rest comes out of the L1 cache again. All are bound by
-// memory at many rows and by latency at few.
+// Norms over rows and rotary positions. A team of threads per row goes over it twice: in norms without positions what a
+// thread has first stays in its registers, 128 columns of a warp and 2560 of a block; the rest comes out of the L1
+// cache again. All are bound by memory at many rows and by latency at few.
 #include "cuda/cuda_ops.h"
 #include "cuda/rows.cuh"
 

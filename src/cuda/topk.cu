@@ -1,7 +1,7 @@
 // topk: the k largest of each row with their ids, largest first.
 //
 // A number and its id are one key of 64 bits, and all keys of a row differ. A pass leaves of each tile of kTile keys
-// the k largest; passes follow until one tile is left, two of them for a vocabulary of 248,320 and k up to 66. Bound by
+// the k largest; passes follow until one tile is left, two of them for a vocabulary of 248,320 and k up to 67. Bound by
 // the latency of the launches and of the bits that tell the k-th key from the next: H200, 2026-11-30, a vocabulary
 // takes 9.4 us at k = 1, 21.6 at 32 and 42.9 at 256 (`offload-bench ops --op topk`), 0.23 us to read.
 #include "cuda/cuda_ops.h"

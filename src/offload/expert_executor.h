@@ -74,7 +74,8 @@ class ExpertExecutor final : public ExpertRunner {
   // REQUIRES: at most kCanonicalRowsMax rows of decode.
   void begin_step(const StepStart& start);
 
-  // The slots and what the policy learned are as before the first step. REQUIRES: the lanes are drained.
+  // The slots and what the policy learned are as before the first step. Allocates, as measurements alone ask for it.
+  // REQUIRES: the lanes are drained.
   void forget();
 
   void run(const RoutedExperts& step) override;

@@ -140,8 +140,9 @@ void ExpertPolicy::plan_off_slab(Phase phase) {
     return a.delay != b.delay ? a.delay > b.delay : a.expert < b.expert;
   });
   if (phase != Phase::decode || options_.host_permille + options_.zero_copy_permille == 0) return;
+  // A free slot costs no resident: as many as there are take those that will return soonest.
   size_t kept = 0;
-  const size_t missed = missed_.size();
+  const size_t missed = missed_.size() - std::min(missed_.size(), free_.size());
   // What is due accrues with every miss, so that the long-run share is exact however few misses a layer has.
   host_due_ += options_.host_permille * static_cast<int64_t>(missed);
   zero_copy_due_ += options_.zero_copy_permille * static_cast<int64_t>(missed);
@@ -156,7 +157,8 @@ void ExpertPolicy::plan_off_slab(Phase phase) {
     runs_.push_back(
         {.expert = one.expert, .rows = one.rows, .where = due == &host_due_ ? RunWhere::host : RunWhere::zero_copy});
   }
-  missed_.resize(kept);
+  missed_.erase(missed_.begin() + static_cast<std::ptrdiff_t>(kept),
+                missed_.begin() + static_cast<std::ptrdiff_t>(missed));
   host_due_ = std::min<int64_t>(host_due_, 1000);
   zero_copy_due_ = std::min<int64_t>(zero_copy_due_, 1000);
 }

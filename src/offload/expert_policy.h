@@ -91,10 +91,11 @@ struct PolicyOptions {
   double lookahead_chance_min = 0.5;
   int64_t lookahead_copies_max = 4;
   // Share of the missed decode experts with at most `off_slab_rows_max` rows that run off the slab, in 1/1000. They are
-  // the missed ones least expected to return, and they are not copied.
+  // the missed ones least expected to return, and they are not copied. Those that a free slot takes do not count.
   int64_t host_permille = 0, zero_copy_permille = 0;
   int64_t off_slab_rows_max = 8;  // the canonical order of the expert FFN holds up to here
-  // Share of the slots that prefill may turn over, in 1/1000: its layers and their look-ahead stream through these.
+  // Share of the slots that prefill may turn over, in 1/1000: its layers and their look-ahead stream through these, and
+  // a look-ahead through more where rows_per_staged says so.
   // What is staged for a layer need only keep the link busy until that layer is routed; every slot beyond costs
   // residents.
   int64_t prefill_stream_permille = 200;
