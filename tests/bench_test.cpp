@@ -172,6 +172,7 @@ TEST_CASE("a_cold_cache_is_filled_anew_by_every_prompt_and_changes_no_bit") {
     CHECK(cold[i].at("link_bytes").get<int64_t>() > 0);
   }
   refuses({"ops", "--cold-cache"}, "--cold-cache");
+  refuses({"all-reduce", "--cold-cache"}, "--cold-cache");
   refuses({"--device", "cpu", "--cold-cache"}, "--expert-slots");
 }
 

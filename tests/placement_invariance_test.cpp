@@ -443,39 +443,42 @@ TEST_CASE("residual_stacks_and_the_host_s_rows_are_counted_and_the_advice_names_
     CHECK(engine.budget().table().find(row) != std::string::npos);
 }
 
-TEST_CASE("experts_on_the_host_are_refused_where_the_host_has_no_ops") {
+namespace {
+
+EngineOptions options_of(const ExpertCacheOptions& cache) {
   EngineOptions options;
   options.model_dir = Golden::model_dir();
   options.context = 64;
-  options.cache = cache_of(6, {500, 0});
-  cpu::CpuBackend backend(one_thread());
-  try {
-    Engine engine(options, backend);
-    FAIL("no error");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::usage);
-    CHECK(error.message().find("--cpu-experts") != std::string::npos);
-  }
+  options.cache = cache;
+  return options;
 }
 
-TEST_CASE("zero_copy_is_refused_where_memory_cannot_be_page_locked") {
-  EngineOptions options;
-  options.model_dir = Golden::model_dir();
-  options.context = 64;
-  cpu::CpuBackend backend(one_thread());
-  Devices devices(backend);
-  devices.pinning = {.pin = [](std::span<std::byte>) { return false; }, .unpin = [](std::span<std::byte>) {}};
-  options.cache = cache_of(6, {0, 0});
-  CHECK(Engine(options, devices).warnings().size() == 1);
-  options.cache = cache_of(6, {0, 500});
+// That no engine comes of it, and why not.
+void check_refused(const EngineOptions& options, const Devices& devices, ErrorCode code,
+                   std::initializer_list<std::string_view> parts) {
   try {
     Engine engine(options, devices);
     FAIL("no error");
   } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::resource);
-    CHECK(error.message().find("--zero-copy-experts") != std::string::npos);
-    CHECK(error.message().find("pinning stopped") != std::string::npos);
+    CHECK(error.code() == code);
+    for (const std::string_view part : parts) CHECK(error.message().find(part) != std::string::npos);
   }
+}
+
+}  // namespace
+
+TEST_CASE("experts_on_the_host_are_refused_where_the_host_has_no_ops") {
+  cpu::CpuBackend backend(one_thread());
+  check_refused(options_of(cache_of(6, {500, 0})), backend, ErrorCode::usage, {"--cpu-experts"});
+}
+
+TEST_CASE("zero_copy_is_refused_where_memory_cannot_be_page_locked") {
+  cpu::CpuBackend backend(one_thread());
+  Devices devices(backend);
+  devices.pinning = {.pin = [](std::span<std::byte>) { return false; }, .unpin = [](std::span<std::byte>) {}};
+  CHECK(Engine(options_of(cache_of(6, {0, 0})), devices).warnings().size() == 1);
+  check_refused(options_of(cache_of(6, {0, 500})), devices, ErrorCode::resource,
+                {"--zero-copy-experts", "pinning stopped"});
 }
 
 }  // namespace offload::placement_invariance_test

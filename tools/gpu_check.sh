@@ -4,8 +4,8 @@
 #
 #   tools/gpu_check.sh [--only build|test|ranks|sanitize|parity|bench] [--out FOLDER] [--build FOLDER]
 #
-# FOLDERs are relative to the root of the tree. Takes a quarter of an hour, and 125 GiB of GPU memory and 100 GiB of the
-# host's for the benchmarks. Exit code 1 when a check failed, 2 for bad usage.
+# FOLDERs are relative to the root of the tree. The benchmarks load up to five models of 23 GiB side by side, and one of
+# 60 GiB. Exit code 1 when a check failed, 2 for bad usage.
 set -uo pipefail
 script=$(realpath "${BASH_SOURCE[0]}")
 cd "$(dirname "$script")/.." || exit 1
