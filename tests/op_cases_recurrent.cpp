@@ -55,8 +55,9 @@ struct DeltaShape {
   int64_t rows, key_heads, heads, key_dim, value_dim;
   int64_t pad = 0;
   double a_log = 0;      // added to a_log ~ U(-2, 1.5)
-  double key_scale = 1;  // of every fifth row's keys
+  double key_scale = 1;  // of every fifth row's keys; above 1 of the next row's queries, too
   double state_scale = 0.5;
+  double gate = 0;  // added to a ~ N(0, 1) of every seventh row
 };
 
 void append_delta(std::vector<OpCase>& cases, DType a, Rounding rounding, const DeltaShape& s, int64_t chunk_rows) {
@@ -64,9 +65,14 @@ void append_delta(std::vector<OpCase>& cases, DType a, Rounding rounding, const 
   const Fill qkv = [=](CaseRandom& random, std::span<double> values) {
     for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
       const int64_t row = i / width, at = i % width;
-      const bool is_key = at >= keys && at < 2 * keys;
-      values[static_cast<size_t>(i)] = random.normal() * (is_key && row % 5 == 0 ? s.key_scale : 1.0);
+      const bool is_key = at >= keys && at < 2 * keys, is_query = at < keys;
+      const bool scales = (is_key && row % 5 == 0) || (is_query && row % 5 == 1 && s.key_scale > 1);
+      values[static_cast<size_t>(i)] = random.normal() * (scales ? s.key_scale : 1.0);
     }
+  };
+  const Fill gates = [=](CaseRandom& random, std::span<double> values) {
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = random.normal() + (static_cast<int64_t>(i) / s.heads % 7 == 3 ? s.gate : 0.0);
   };
   const auto uniform = [](double low, double high) -> Fill {
     return [=](CaseRandom& random, std::span<double> values) {
@@ -77,7 +83,7 @@ void append_delta(std::vector<OpCase>& cases, DType a, Rounding rounding, const 
       {"gated_delta",
        fmt::format("gated_delta/{},{}/{},rows={},heads={}:{},dims={}x{},chunk={},pad={}", label(a), label(rounding),
                    s.kind, s.rows, s.key_heads, s.heads, s.key_dim, s.value_dim, chunk_rows, s.pad),
-       {padded(input("qkv", a, {s.rows, width}, qkv), s.pad), padded(input("a", a, {s.rows, s.heads}), s.pad),
+       {padded(input("qkv", a, {s.rows, width}, qkv), s.pad), padded(input("a", a, {s.rows, s.heads}, gates), s.pad),
         padded(input("b", a, {s.rows, s.heads}, fill_beta_logits), s.pad),
         input("a_log", DType::f32, {s.heads}, uniform(s.a_log - 2, s.a_log + 1.5)),
         input("dt_bias", DType::f32, {s.heads}, uniform(-4, 1)),
@@ -105,6 +111,8 @@ void append_deltas(std::vector<OpCase>& cases, DType a, Rounding rounding) {
       {"weak_decay", 130, 2, 6, 16, 16, 0, -6},     // nothing is forgotten
       {"tiny_keys", 70, 2, 6, 16, 16, 0, 0, 1e-4},  // comparable with the 1e-6 inside the root
       {"zero_keys", 70, 2, 2, 16, 16, 0, 0, 0},
+      {"huge_keys", 70, 2, 6, 16, 16, 0, 0, 5e37, 8},          // sums of squares overflow, and products with the state
+      {"closed_gates", 70, 2, 6, 16, 16, 0, 0, 1, 0.5, 1e38},  // g down to -inf, and rows after it that remember
       {"dims_differ", 66, 1, 3, 20, 12, 4},
       {"published_dims", 70, 1, 3, 128, 128},
   };

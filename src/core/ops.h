@@ -148,12 +148,16 @@ struct CausalConvSiluArgs {
   Rounding rounding = Rounding::fused;
 };
 
+// The least log-decay g that chunks tell from others; exp(g) is 0 long before. Of sums of lesser ones no digits of the
+// other rows' would be left, and of infinite ones no differences.
+inline constexpr float kLogDecayLeast = -65536.0f;
+
 // Gated delta rule over rows t, all in FP32, per value head h with key head kappa = h / (value_heads / key_heads):
 //   q, k = L2-normalised (v * rsqrt(sum v^2 + 1e-6)) slices of qkv; q *= key_dim^-1/2; beta = rnd(sigmoid(b[h]));
 //   g = -exp(a_log[h]) * softplus(a[h] + dt_bias[h]), softplus(t) = t for t > 20
 //   M <- exp(g) M;  delta = beta (v - M^T k);  M <- M + k delta^T;  out = rnd!(M^T q)
 // chunk_rows = 0 runs the recurrence; N > 0 runs the equal chunked form over chunks of N rows starting at row 0
-// (exp(G_i - G_l) is evaluated only for l <= i).
+// (exp(G_i - G_l) is evaluated only for l <= i, of a g below kLogDecayLeast as of that).
 // qkv [rows, 2 * key_heads * key_dim + value_heads * value_dim] A laid out q | k | v, head-major; a, b [rows,
 // value_heads] A; a_log, dt_bias F32 [value_heads]; state F32 [value_heads, key_dim, value_dim] contiguous, in and out;
 // out [rows, value_heads * value_dim] A.

@@ -93,7 +93,8 @@ struct DeltaScratch {
   float* solved = nullptr;        // [n][dvp + dkp]: U then V', and -W
   float* out = nullptr;           // [n][dvp]
   float* decay = nullptr;         // [np]: exp(G_i - G_l) of one row i
-  float* total = nullptr;         // [np]: G
+  float* total = nullptr;         // [np]: G, counted from the row that forgot all before it
+  int32_t* remembered = nullptr;  // [np]: the first row that row i remembers; -1: M, too
   float* beta = nullptr;          // [np]
 
   DeltaScratch(Arena& arena, const GatedDeltaArgs& args) {
@@ -115,6 +116,7 @@ struct DeltaScratch {
     out = take(n, dvp);
     decay = take(1, np);
     total = take(1, np);
+    remembered = static_cast<int32_t*>(arena.take(DType::i32, {np}).data());
     beta = take(1, np);
   }
 };
@@ -169,6 +171,7 @@ class DeltaHead {
   void load(int64_t first, int64_t n) const {
     const float root = 1.0f / std::sqrt(static_cast<float>(dk_));
     double total = 0;  // of log-decays; F64 costs nothing here
+    int32_t remembered = -1;
     for (int64_t i = 0; i < n; ++i) {
       const int64_t row = first + i;
       load_slice(row, key_head_ * dk_, dk_, s_.dkp, s_.q + i * s_.dkp, root);
@@ -177,19 +180,28 @@ class DeltaHead {
       s_.beta[i] = rnd_.one(sigmoid_one(kernels_, load_one(args_.b, row_offset(args_.b, row) + head_)));
       const float t = load_one(args_.a, row_offset(args_.a, row) + head_) + args_.dt_bias.as<float>()[head_];
       const float softplus = t > 20.0f ? t : std::log1p(std::exp(t));
-      total -= static_cast<double>(std::exp(args_.a_log.as<float>()[head_]) * softplus);
+      const float g = -(std::exp(args_.a_log.as<float>()[head_]) * softplus);
+      total += static_cast<double>(g);
+      if (g < kLogDecayLeast) {
+        total = 0;
+        remembered = static_cast<int32_t>(i);
+      }
       s_.total[i] = static_cast<float>(total);
+      s_.remembered[i] = remembered;
     }
   }
 
-  void step() const {
-    kernels_.delta_step(m_, dk_, s_.dvp, std::exp(s_.total[0]), s_.q, s_.k, value(0), s_.beta[0], s_.out);
-  }
+  // What is left of M at row i: exp(G_i).
+  float since_start(int64_t i) const { return s_.remembered[i] < 0 ? std::exp(s_.total[i]) : 0.0f; }
+
+  void step() const { kernels_.delta_step(m_, dk_, s_.dvp, since_start(0), s_.q, s_.k, value(0), s_.beta[0], s_.out); }
 
   // exp(G_i - G_l) for l <= i -> s_.decay.
   void decay_row(int64_t i) const {
-    for (int64_t l = 0; l <= i; ++l) s_.decay[l] = s_.total[i] - s_.total[l];
-    kernels_.exp_sum(s_.decay, 0.0f, i + 1);
+    const int64_t first = std::max(s_.remembered[i], 0);
+    std::fill_n(s_.decay, first, 0.0f);
+    for (int64_t l = first; l <= i; ++l) s_.decay[l] = s_.total[i] - s_.total[l];
+    kernels_.exp_sum(s_.decay + first, 0.0f, i + 1 - first);
   }
 
   void chunk(int64_t n) const {
@@ -206,11 +218,10 @@ class DeltaHead {
       kernels_.scale(s_.a + i * np, -s_.beta[i], i);
       kernels_.mul(s_.p + i * np, s_.decay, i + 1);
       std::fill(s_.p + i * np + i + 1, s_.p + (i + 1) * np, 0.0f);
-      const float since_start = std::exp(s_.total[i]);
       kernels_.scale(value(i), s_.beta[i], dvp);
       std::copy_n(s_.k + i * dkp, dkp, value(i) + dvp);
-      kernels_.scale(value(i) + dvp, -s_.beta[i] * since_start, dkp);
-      kernels_.scale(s_.q + i * dkp, since_start, dkp);
+      kernels_.scale(value(i) + dvp, -s_.beta[i] * since_start(i), dkp);
+      kernels_.scale(s_.q + i * dkp, since_start(i), dkp);
     }
     solve(n);
     // V' = U - W M; O = exp(G) q M + P V'; M = exp(G_last) M + sum_l exp(G_last - G_l) k_l V'_l^T
@@ -219,7 +230,7 @@ class DeltaHead {
     kernels_.matmul(n, dvp, n, s_.p, np, 1, value(0), ld, s_.out, dvp, 1);
     decay_row(n - 1);
     for (int64_t l = 0; l < n; ++l) kernels_.scale(s_.k + l * dkp, s_.decay[l], dkp);
-    kernels_.scale(m_, std::exp(s_.total[n - 1]), dk_ * dvp);
+    kernels_.scale(m_, since_start(n - 1), dk_ * dvp);
     kernels_.matmul(dk_, dvp, n, s_.k, 1, dkp, value(0), ld, m_, dvp, 1);
   }
 

@@ -1,4 +1,6 @@
 // Reference ops along the sequence: convolution, recurrence, rotary positions, block selection, attention.
+#include <limits>
+
 #include "cpu/ref_access.h"
 #include "cpu/ref_ops.h"
 
@@ -25,7 +27,10 @@ namespace {
 
 std::vector<double> l2_normalised(const Tensor& row, int64_t r, int64_t begin, int64_t count) {
   std::vector<double> v = get_row(row.narrow(1, begin, count), r);
-  const double scale = 1.0 / std::sqrt(dot(v, v) + 1e-6);
+  const double squares = dot(v, v);
+  // In FP32 by contract, where a sum that overflows leaves nothing.
+  const double scale =
+      squares > static_cast<double>(std::numeric_limits<float>::max()) ? 0.0 : 1.0 / std::sqrt(squares + 1e-6);
   for (double& x : v) x *= scale;
   return v;
 }

@@ -45,7 +45,8 @@ struct DeltaSegment {
   __device__ int rows(int chunk_id) const { return min(chunk, end - first_row(chunk_id)); }
 };
 
-// What a row's keys and queries are multiplied by to be normalised, and queries scaled; 0 for missing rows.
+// What a row's keys and queries are multiplied by to be normalised, and queries scaled; 0 for missing rows. -0 asks for
+// it to be done before products, where those of the row as it is would overflow.
 struct RowScales {
   float key[kChunk], query[kChunk];
 };
@@ -68,7 +69,8 @@ struct RowDecays {
     float strength[2];
     for (int i = 0; i < 2; ++i) {
       const bool there = 2 * lane + i < segment.rows(chunk_id);
-      g[i] = there ? static_cast<double>(log_decay<T>(a, first + 2 * lane + i, head)) : 0.0;
+      const float one = there ? log_decay<T>(a, first + 2 * lane + i, head) : 0.0f;
+      g[i] = static_cast<double>(one < kLogDecayLeast ? kLogDecayLeast : one);  // a NaN stays one
       strength[i] = there ? write_strength<T>(a, first + 2 * lane + i, head) : 0.0f;
     }
     double sum = g[0] + g[1];

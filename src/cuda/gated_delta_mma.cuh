@@ -1,7 +1,8 @@
 // The chunked form of the gated delta rule (gated_delta_chunks.cuh) on BF16 matrix units, for BF16 keys, queries and
 // values.
 //
-// Keys and queries are exact operands: their scales and factors go to the other side of a product or to its result.
+// Keys and queries are exact operands: their scales and factors go to the other side of a product or to its result. But
+// rows whose squares overflow, so that their scale is 0, are scaled first: products of them would overflow, too.
 // FP32 operands (M, T, P, V') become sums of BF16 numbers: three of them where the result goes on to the state (2^-26
 // of an operand is lost), two where it goes to the BF16 output alone (2^-17). Matrix units truncate what they add to a
 // sum, so products of lesser numbers that feed the state are summed first or apart.
@@ -120,6 +121,22 @@ __device__ inline void copy_rows(bf16* to, int stride, const bf16* from, int64_t
     }
   }
 }
+
+// Whether a scale, or a factor made of one, is of a row that is scaled first: -0, which no other row has.
+__device__ inline bool is_scaled_first(float scale) {
+  return __float_as_uint(scale) == 0x80000000u;
+}
+// Eight elements times 0: NaN for what is not finite.
+__device__ inline void multiply_by_zero(bf16* x) {
+  auto* words = reinterpret_cast<uint32_t*>(x);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float low, high;
+    widen_pair(words[i], low, high);
+    words[i] = round_to_bf16_pair(low * 0.0f, high * 0.0f);
+  }
+}
+
 // REQUIRES: both aligned to 16 bytes, a multiple of them.
 template <int kThreads>
 __device__ inline void copy_bytes(void* to, const void* from, int bytes) {
@@ -167,6 +184,7 @@ class DeltaMmaPrepare {
     wait_async<0>();
     __syncthreads();
     find_scales();
+    __syncthreads();  // rows are as they are to be multiplied
     multiply();
     const int group = a_.heads / a_.key_heads, warp = thread_ / kWarp, slot = thread_ / kChunk;
     for (int i = 0; i < group; i += kPrepareHeads) {
@@ -193,10 +211,11 @@ class DeltaMmaPrepare {
   __device__ void find_scales() const {
     static_assert(kMmaPrepareThreads == 2 * 2 * kChunk);
     const int which = thread_ / (2 * kChunk), row = thread_ / 2 % kChunk;
+    bf16* mine = &s_.rows[which][row][thread_ % 2 * 8];
     float squares[2] = {};
 #pragma unroll
     for (int i = 0; i < kKeyDims / 16; ++i) {
-      const uint4 piece = *reinterpret_cast<const uint4*>(&s_.rows[which][row][16 * i + thread_ % 2 * 8]);
+      const uint4 piece = *reinterpret_cast<const uint4*>(mine + 16 * i);
       const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -209,7 +228,11 @@ class DeltaMmaPrepare {
     float sum = squares[0] + squares[1];
     sum += __shfl_xor_sync(kAllLanes, sum, 1);
     const bool there = row < segment_.rows(chunk_);
-    const float scale = there ? (which == 0 ? 1.0f : a_.query_scale()) / sqrtf(sum + 1e-6f) : 0.0f;
+    float scale = there ? (which == 0 ? 1.0f : a_.query_scale()) / sqrtf(sum + 1e-6f) : 0.0f;
+    if (there && scale == 0) {
+      scale = -0.0f;
+      for (int i = 0; i < kKeyDims / 16; ++i) multiply_by_zero(mine + 16 * i);
+    }
     if (thread_ % 2 == 0) (which == 0 ? s_.scales.key : s_.scales.query)[row] = scale;
   }
 
@@ -336,6 +359,7 @@ class DeltaMma {
       wait_async<0>();
       __syncthreads();  // the chunk is there, and what the last one used is free
       if (chunk + 1 < chunks) copy_first(chunk + 1);
+      scale_rows_first(chunk % 2);
       float out[kRowTiles][4] = {}, values[kRowTiles][4];
       read_state(chunk % 2, out, values);
       solve(values);
@@ -394,6 +418,25 @@ class DeltaMma {
           state_[tile][i] = there ? *p : 0.0f;
         }
       }
+  }
+
+  // A thread for each row of keys and of queries. All warps see the same factors, of them a lane those of two rows of
+  // each, and so all or none wait.
+  __device__ void scale_rows_first(int place) const {
+    static_assert(kMmaThreads == 2 * kChunk);
+    const auto& of_keys = s_.factors[place][kKeyOutFactor];
+    const auto& of_queries = s_.factors[place][kQueryFactor];
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, row = thread % kChunk;
+    const float2 key = *reinterpret_cast<const float2*>(&of_keys[2 * lane]);
+    const float2 query = *reinterpret_cast<const float2*>(&of_queries[2 * lane]);
+    if (!__any_sync(kAllLanes, is_scaled_first(key.x) || is_scaled_first(key.y) || is_scaled_first(query.x) ||
+                                   is_scaled_first(query.y)))
+      return;
+    const bool is_key = thread < kChunk;
+    bf16* mine = is_key ? &s_.keys[place][row][0] : &s_.queries[row][0];
+    if (is_scaled_first(is_key ? of_keys[row] : of_queries[row]))
+      for (int d = 0; d < kKeyDims; d += 8) multiply_by_zero(mine + d);
+    __syncthreads();
   }
 
   __device__ float2 factors(int place, DeltaFactor which, int tile) const {
