@@ -104,6 +104,43 @@ TEST_CASE("few_rows_have_the_bits_of_the_cpu") {
   }
 }
 
+TEST_CASE("scratch_planned_for_aligned_pointers_is_enough_for_others") {
+  if (no_device()) return;
+  for (const std::optional<int> force_sm : kPlans)
+    for (const Math math : {Math::native, Math::scaled_fp16}) {
+      // Short rows against many columns: what the columns need in scratch is most of it.
+      constexpr int64_t kRows = 16, kColumns = 4096, kDepth = 8, kExperts = 32, kInter = 64, kTop = 2;
+      const auto at = [](uintptr_t offset, DType dtype, std::initializer_list<int64_t> shape) {
+        return Tensor(reinterpret_cast<void*>((uintptr_t{1} << 20) + offset), dtype, shape);
+      };
+      const auto check_plans = [&](const auto& args_at) {
+        CudaBackend backend(0, force_sm);
+        CAPTURE(plan_name(backend));
+        backend.ops().set_planning(true);
+        backend.ops()(args_at(0));
+        const int64_t planned = backend.ops().scratch_peak_bytes();
+        backend.ops()(args_at(2));
+        CHECK(backend.ops().scratch_peak_bytes() == planned);
+      };
+      check_plans([&](uintptr_t offset) {
+        return LinearArgs{.x = at(offset, DType::bf16, {kRows, kDepth}),
+                          .w = at(0, DType::bf16, {kColumns, kDepth}),
+                          .out = at(0, DType::bf16, {kRows, kColumns}),
+                          .math = math};
+      });
+      check_plans([&](uintptr_t offset) {
+        return SwigluRoutedArgs{.x = at(offset, DType::bf16, {kRows, kDepth}),
+                                .ids = at(0, DType::i32, {kRows, kTop}),
+                                .slab = at(0, DType::bf16, {kExperts, 3 * kInter * kDepth}),
+                                .slots = at(0, DType::i32, {kExperts}),
+                                .out = at(0, DType::bf16, {kRows * kTop, kDepth}),
+                                .present = at(0, DType::u8, {kRows, kTop}),
+                                .intermediate = kInter,
+                                .math = math};
+      });
+    }
+}
+
 TEST_CASE("rows_that_fill_the_device_arrive_whole") {
   if (no_device()) return;
   CudaBackend backend(0);

@@ -85,6 +85,9 @@ bool rows_aligned(const Tensor& t) {
   const int64_t bytes = dtype_bytes(t.dtype());
   return reinterpret_cast<uintptr_t>(t.data()) % 16 == 0 && t.stride(0) * bytes % 16 == 0 && t.dim(1) % 8 == 0;
 }
+bool inputs_aligned(const LinearArgs& a) {
+  return rows_aligned(a.x) && rows_aligned(a.w);
+}
 
 // One row of x.
 template <typename TX, typename TW, typename TOut>
@@ -110,7 +113,7 @@ void row_linear(const LinearArgs& a, int multiprocessors, cudaStream_t stream) {
 void canonical_linear(const LinearArgs& a, int multiprocessors, cudaStream_t stream) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   const int threads = canonical_threads(n);
-  const bool aligned = rows_aligned(a.x) && rows_aligned(a.w);
+  const bool aligned = inputs_aligned(a);
   const auto with_types = [&](auto tx, auto tw, auto out) {
     using TX = decltype(tx);
     using TW = decltype(tw);
@@ -137,7 +140,7 @@ Math math_of(const LinearArgs& a) {
   return product_math(a.math, a.x.dtype(), a.w.dtype(), a.x.dim(0));
 }
 
-GemmKernel kernel_of(const LinearArgs& a, const DeviceCaps& caps) {
+GemmKernel kernel_of(const LinearArgs& a, bool aligned, const DeviceCaps& caps) {
   return plan_gemm({.m = a.x.dim(0),
                     .n = a.w.dim(0),
                     .k = a.x.dim(1),
@@ -145,7 +148,7 @@ GemmKernel kernel_of(const LinearArgs& a, const DeviceCaps& caps) {
                     .w = a.w.dtype(),
                     .out = a.out.dtype(),
                     .math = math_of(a),
-                    .aligned = rows_aligned(a.x) && rows_aligned(a.w)},
+                    .aligned = aligned},
                    caps);
 }
 
@@ -271,20 +274,25 @@ void blas_scaled_linear(const LinearArgs& a, cublasHandle_t blas, const BlasScal
 int64_t CudaOps::scratch_bytes(const LinearArgs& a) const {
   if (a.x.dim(0) == 0 || a.w.dim(0) == 0) return 0;
   Arena arena;
-  const GemmKernel kernel = kernel_of(a, caps_);
-  if (kernel == GemmKernel::blas_scaled)
-    BlasScaledScratch(arena, a);
-  else if (kernel == GemmKernel::blas_bf16)
-    TileScratch(arena, columns_of(a, 0, std::min<int64_t>(a.w.dim(0), kBlasColumns - 1)), GemmKernel::mma_bf16, caps_);
-  else if (kernel != GemmKernel::canonical)
-    TileScratch(arena, a, kernel, caps_);
+  // The plan does not know the pointers: whichever kernel needs more.
+  for (const bool aligned : {false, true}) {
+    const ArenaScope scope(arena);
+    const GemmKernel kernel = kernel_of(a, aligned, caps_);
+    if (kernel == GemmKernel::blas_scaled)
+      BlasScaledScratch(arena, a);
+    else if (kernel == GemmKernel::blas_bf16)
+      TileScratch(arena, columns_of(a, 0, std::min<int64_t>(a.w.dim(0), kBlasColumns - 1)), GemmKernel::mma_bf16,
+                  caps_);
+    else if (kernel != GemmKernel::canonical)
+      TileScratch(arena, a, kernel, caps_);
+  }
   return arena.peak_bytes();
 }
 
 void CudaOps::execute(const LinearArgs& a) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   if (m == 0 || n == 0) return;
-  const GemmKernel kernel = kernel_of(a, caps_);
+  const GemmKernel kernel = kernel_of(a, inputs_aligned(a), caps_);
   Arena arena = scratch_arena();
   switch (kernel) {
     case GemmKernel::canonical:

@@ -54,8 +54,8 @@ struct SortedRuns {
   int32_t* counts;             // [experts]
   int32_t* begins;             // [experts], of the lists below
   int32_t* short_runs;         // [experts], those of up to canonical_run_rows()
-  int32_t* totals;             // slots in the lists, tiles, short runs
-  int32_t *x_rows, *out_rows;  // [slots], by expert, then ascending
+  int32_t* totals;             // tiles, short runs
+  int32_t *x_rows, *out_rows;  // [slots], by expert, then ascending; as far as experts are here
   GemmRun *gate_up, *down;     // [experts]
   GemmTile* tiles;
 };
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kSortThreads) plan_runs_kernel(const SortCall 
     counts[e] = places[e] = running;
   }
   __syncthreads();
-  const int32_t slots = exclusive_sums(places, a.experts);
+  exclusive_sums(places, a.experts);
   for (int e = thread; e < a.experts; e += kSortThreads) {
     // An expert that is not here has no rows, and nobody looks at its weights.
     GemmRun gate_up{.w = a.slab.gate_up(e), .w_exponents = nullptr, .first = places[e], .count = counts[e]};
@@ -184,9 +184,8 @@ __global__ void __launch_bounds__(kSortThreads) plan_runs_kernel(const SortCall 
   for (int e = thread; e < a.experts; e += kSortThreads)
     if (is_short(e)) a.sorted.short_runs[places[e]] = e;
   if (thread == 0) {
-    a.sorted.totals[0] = slots;
-    a.sorted.totals[1] = tiles;
-    a.sorted.totals[2] = short_runs;
+    a.sorted.totals[0] = tiles;
+    a.sorted.totals[1] = short_runs;
   }
 }
 
@@ -203,9 +202,6 @@ __global__ void __launch_bounds__(kWarp) place_rows_kernel(const SortCall a) {
         a.sorted.out_rows[place] = i;
       },
       [](int) {});
-  // Lists are read to their end where rows are counted on the host.
-  for (int i = a.sorted.totals[0] + part * kWarp + lane; i < a.slots; i += kSortParts * kWarp)
-    a.sorted.x_rows[i] = a.sorted.out_rows[i] = 0;
 }
 
 constexpr int64_t kShortRunsAtOnce = 64;
@@ -215,7 +211,7 @@ struct ShortRuns {
   static constexpr bool kAllCounts = false;
   SortedRuns sorted;
 
-  __device__ int size() const { return sorted.totals[2]; }
+  __device__ int size() const { return sorted.totals[1]; }
   __device__ CanonicalRun at(int run) const {
     const int32_t e = sorted.short_runs[run], begin = sorted.begins[e];
     return {.gate_up = sorted.gate_up[e].w,
@@ -240,7 +236,7 @@ Math math_of(const SwigluRoutedArgs& a) {
   return product_math(a.math, a.x.dtype(), a.slab.dtype(), kCanonicalRowsMax + 1);
 }
 
-GemmKernel kernel_of(const SwigluRoutedArgs& a, const DeviceCaps& caps) {
+GemmKernel kernel_of(const SwigluRoutedArgs& a, bool aligned, const DeviceCaps& caps) {
   return plan_gemm({.m = kCanonicalRowsMax + 1,
                     .n = a.intermediate,
                     .k = a.x.dim(1),
@@ -248,7 +244,7 @@ GemmKernel kernel_of(const SwigluRoutedArgs& a, const DeviceCaps& caps) {
                     .w = a.slab.dtype(),
                     .out = a.out.dtype(),
                     .math = math_of(a),
-                    .aligned = is_aligned(a),
+                    .aligned = aligned,
                     .grouped = true},
                    caps);
 }
@@ -260,7 +256,8 @@ struct RoutedScratch {
   GemmTileShape shape;
   int64_t tiles_most = 0;
 
-  RoutedScratch(Arena& arena, const SwigluRoutedArgs& a, const DeviceCaps& caps) : kernel(kernel_of(a, caps)) {
+  RoutedScratch(Arena& arena, const SwigluRoutedArgs& a, bool aligned, const DeviceCaps& caps)
+      : kernel(kernel_of(a, aligned, caps)) {
     const int64_t slots = a.ids.elements(), experts = a.slots.dim(0), inter = a.intermediate;
     if (a.x.dim(0) <= kCanonicalRowsMax) {
       h = arena.take(DType::f32, {slots, inter});
@@ -295,7 +292,7 @@ struct RoutedScratch {
     next(s.counts, experts);
     next(s.begins, experts);
     next(s.short_runs, experts);
-    next(s.totals, 3);
+    next(s.totals, 2);
     next(s.x_rows, slots);
     next(s.out_rows, slots);
     return s;
@@ -304,7 +301,7 @@ struct RoutedScratch {
  private:
   int64_t list_bytes(int64_t slots, int64_t experts) const {
     return 2 * experts * static_cast<int64_t>(sizeof(GemmRun)) + tiles_most * static_cast<int64_t>(sizeof(GemmTile)) +
-           4 * ((kSortParts + 3) * experts + 3 + 2 * slots);
+           4 * ((kSortParts + 3) * experts + 2 + 2 * slots);
   }
 };
 
@@ -315,7 +312,7 @@ void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const Sor
                 .x_rows = sorted.x_rows,
                 .runs = sorted.gate_up,
                 .tiles = sorted.tiles,
-                .tile_count = sorted.totals + 1,
+                .tile_count = sorted.totals,
                 .n = inter,
                 .k = hidden,
                 .out = scratch.sorted_h.data(),
@@ -353,7 +350,11 @@ void run_long(const SwigluRoutedArgs& a, const RoutedScratch& scratch, const Sor
 int64_t CudaOps::scratch_bytes(const SwigluRoutedArgs& a) const {
   if (a.ids.elements() == 0) return 0;
   Arena arena;
-  RoutedScratch(arena, a, caps_);
+  // The plan does not know the pointers: whichever kernel needs more.
+  for (const bool aligned : {false, true}) {
+    const ArenaScope scope(arena);
+    RoutedScratch(arena, a, aligned, caps_);
+  }
   return arena.peak_bytes();
 }
 
@@ -362,7 +363,8 @@ void CudaOps::execute(const SwigluRoutedArgs& a) {
   if (slots == 0) return;
   OFL_ASSERT(experts <= kExpertsMost && slots <= INT32_MAX);
   Arena arena = scratch_arena();
-  const RoutedScratch scratch(arena, a, caps_);
+  const bool aligned = is_aligned(a);
+  const RoutedScratch scratch(arena, a, aligned, caps_);
   const ExpertShapes shapes{.x = a.x,
                             .out = a.out,
                             .intermediate = a.intermediate,
@@ -374,7 +376,7 @@ void CudaOps::execute(const SwigluRoutedArgs& a) {
                         .present = a.present.as<uint8_t>(),
                         .slots = static_cast<int32_t>(slots),
                         .k = static_cast<int32_t>(a.ids.dim(1))};
-    return launch_canonical(runs, slots, 1, shapes, a.rounding, is_aligned(a), scratch.h.as<float>(), stream_);
+    return launch_canonical(runs, slots, 1, shapes, a.rounding, aligned, scratch.h.as<float>(), stream_);
   }
   const int64_t rows_canonical = canonical_run_rows(scratch.kernel, math_of(a), a.x.dim(0));
   const SortCall call{.ids = a.ids.as<int32_t>(),
@@ -395,7 +397,7 @@ void CudaOps::execute(const SwigluRoutedArgs& a) {
   launch(place_rows_kernel, kSortParts, kWarp, 0, stream_, call);
   if (rows_canonical > 0)
     launch_canonical(ShortRuns{call.sorted}, std::min(experts, kShortRunsAtOnce), kCanonicalRowsMax, shapes, a.rounding,
-                     is_aligned(a), scratch.h.as<float>(), stream_);
+                     aligned, scratch.h.as<float>(), stream_);
   run_long(a, scratch, call.sorted, stream_);
 }
 
