@@ -188,6 +188,7 @@ void append_topk(std::vector<OpCase>& cases) {
   const Fill rising = [](CaseRandom&, std::span<double> values) {
     for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i) - 2000;
   };
+  add("ties", 65537, 3, 2, 0, choices(3));  // more rows than a grid has blocks but along x
   // Lengths around what one block of threads takes, and so many that what is left of them is more than that.
   for (const int64_t n : {256, 4095, 4096, 4097, 70001}) {
     for (const int64_t k : {int64_t{1}, int64_t{33}, kTopkMax}) {

@@ -273,7 +273,7 @@ struct Team {
   // For items that blocks take in turn, in kernels that leave a multiprocessor room for kBlocksEach blocks.
   static constexpr int kBlocksEach = 960 / kBlockThreads;
   static dim3 grid(int64_t items, int multiprocessors) {
-    return {std::min(blocks_for(items, kTeams), static_cast<unsigned>(multiprocessors * kBlocksEach))};
+    return {std::min(grid(items).x, static_cast<unsigned>(multiprocessors * kBlocksEach))};
   }
 
   // Which of the items is this team's; the same for all its threads.

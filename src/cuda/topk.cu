@@ -14,7 +14,8 @@ namespace {
 constexpr int kTopkThreads = 1024;
 constexpr int kKeysEach = 4;
 constexpr int kTile = kTopkThreads * kKeysEach;
-static_assert(kTopkMax < kTile / 2);  // passes shrink a row
+constexpr int64_t kTilesMost = 65535;  // what a grid has along y
+static_assert(kTopkMax < kTile / 2);   // passes shrink a row
 
 struct TopkPass {
   Rows<const float> x;             // [rows, count]: what the first pass reads
@@ -63,12 +64,12 @@ __device__ uint64_t bound_of(const uint64_t (&keys)[kKeysEach], int used, int k,
   return larger(bound, 1);
 }
 
-// Grid (tiles, rows). Keys of a tile come to threads in turn; `used` rounds of them hold any.
+// Grid (rows, tiles). Keys of a tile come to threads in turn; `used` rounds of them hold any.
 __global__ void __launch_bounds__(kTopkThreads) topk_kernel(const TopkPass a) {
   __shared__ uint64_t kept[kTopkMax];
   __shared__ int kept_count;
-  const int thread = static_cast<int>(threadIdx.x), begin = static_cast<int>(blockIdx.x) * kTile;
-  const int64_t row = blockIdx.y;
+  const int thread = static_cast<int>(threadIdx.x), begin = static_cast<int>(blockIdx.y) * kTile;
+  const int64_t row = blockIdx.x;
   uint64_t keys[kKeysEach];
 #pragma unroll
   for (int j = 0; j < kKeysEach; ++j) {
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kTopkThreads) topk_kernel(const TopkPass a) {
     int place = key == 0 ? i : 0;
     for (int other = 0; other < kept_count && key != 0; ++other) place += kept[other] > key;
     if (a.kept != nullptr) {
-      a.kept[(row * gridDim.x + blockIdx.x) * a.k + place] = key;
+      a.kept[(row * gridDim.y + blockIdx.y) * a.k + place] = key;
     } else {
       a.ids.at(row)[place] = has_order ? id_of(key) : -1;
       if (has_order) a.values.at(row)[place] = score_of(ordered_of(key));
@@ -125,7 +126,7 @@ int64_t CudaOps::scratch_bytes(const TopkArgs& a) const {
 void CudaOps::execute(const TopkArgs& a) {
   const int64_t rows = a.x.dim(0), k = a.ids.dim(1);
   if (rows == 0) return;
-  OFL_ASSERT(a.x.dim(1) <= INT32_MAX - kTile && rows <= 65535);
+  OFL_ASSERT(tiles_of(a.x.dim(1)) <= kTilesMost && rows <= INT32_MAX);
   Arena arena = scratch_arena();
   const TopkScratch scratch(arena, a);
   TopkPass pass{.x = rows_of<const float>(a.x), .values = rows_of<float>(a.values), .ids = rows_of<int32_t>(a.ids)};
@@ -133,7 +134,7 @@ void CudaOps::execute(const TopkArgs& a) {
   for (int i = 0;; i ^= 1) {
     const int64_t tiles = tiles_of(pass.count);
     pass.kept = tiles > 1 ? scratch.kept[i].as<uint64_t>() : nullptr;
-    launch(topk_kernel, dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(rows)), kTopkThreads, 0, stream_,
+    launch(topk_kernel, dim3(static_cast<unsigned>(rows), static_cast<unsigned>(tiles)), kTopkThreads, 0, stream_,
            pass);
     if (tiles == 1) return;
     pass.keys = pass.kept;
