@@ -181,7 +181,7 @@ ChunkKernels fma_kernels() {
 template <bool kVector>
 ChunkKernels mma_kernels() {
   return {{delta_mma_prepare_kernel<kVector>, kMmaPrepareThreads, sizeof(DeltaMmaPrepareShared)},
-          {delta_mma_kernel<kVector>, kMmaThreads, sizeof(DeltaMmaShared)},
+          {delta_mma_kernel<kVector>, kDeltaMmaThreads, sizeof(DeltaMmaShared)},
           kMmaColumns,
           kMmaProductBytes,
           32};
@@ -201,11 +201,11 @@ struct DeltaScratch {
 
   DeltaScratch(Arena& arena, const GatedDeltaArgs& a, const ChunkKernels& kernels) {
     const int64_t heads = a.state.dim(0);
-    chunk = std::min<int64_t>(a.chunk_rows, kChunk);
+    chunk = std::min<int64_t>(a.chunk_rows, kDeltaChunk);
     const int64_t chunks = std::min(kernels.segment_chunks, (a.qkv.dim(0) + chunk - 1) / chunk);
     segment = chunks * chunk;
     products = arena.take(DType::u8, {chunks * heads * kernels.product_bytes});
-    factors = arena.take(DType::f32, {chunks * heads * kDeltaFactors * kChunk});
+    factors = arena.take(DType::f32, {chunks * heads * kDeltaFactors * kDeltaChunk});
   }
 };
 

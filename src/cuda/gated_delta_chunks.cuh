@@ -17,9 +17,9 @@
 
 namespace offload::cuda {
 
-inline constexpr int kChunk = 64;                  // rows
-inline constexpr int kKeyDims = 128;               // of a key, zeros behind key_dim
-inline constexpr int kProductStride = kChunk + 4;  // floats: 16-byte rows that spread over the banks
+inline constexpr int kDeltaChunk = 64;                  // rows
+inline constexpr int kKeyDims = 128;                    // of a key, zeros behind key_dim
+inline constexpr int kProductStride = kDeltaChunk + 4;  // floats: 16-byte rows that spread over the banks
 
 // Per row of a chunk and value head. M is read with q times `query` and k times `key_in` and takes k times `key_out`;
 // decay[0] is the factor of M.
@@ -27,18 +27,18 @@ enum DeltaFactor : int { kQueryFactor, kKeyInFactor, kKeyOutFactor, kBetaFactor,
 
 // The rows of one launch, and what the first kernel leaves for the second.
 struct DeltaSegment {
-  int32_t first = 0, end = 0;  // rows of the call
-  int32_t chunk = kChunk;      // rows of a chunk, at most kChunk
-  int32_t product_bytes = 0;   // of a chunk and head
-  char* products = nullptr;    // [chunks][heads][product_bytes]: T and P, laid out as the pair of kernels wants them
-  float* factors = nullptr;    // [chunks][heads][kDeltaFactors][kChunk]
+  int32_t first = 0, end = 0;   // rows of the call
+  int32_t chunk = kDeltaChunk;  // rows of a chunk, at most kDeltaChunk
+  int32_t product_bytes = 0;    // of a chunk and head
+  char* products = nullptr;     // [chunks][heads][product_bytes]: T and P, laid out as the pair of kernels wants them
+  float* factors = nullptr;     // [chunks][heads][kDeltaFactors][kDeltaChunk]
 
   template <typename T>
   __device__ T* products_of(const DeltaCall& a, int chunk_id, int head) const {
     return reinterpret_cast<T*>(products + (int64_t{chunk_id} * a.heads + head) * product_bytes);
   }
   __device__ float* factors_of(const DeltaCall& a, int chunk_id, int head) const {
-    return factors + (int64_t{chunk_id} * a.heads + head) * kDeltaFactors * kChunk;
+    return factors + (int64_t{chunk_id} * a.heads + head) * kDeltaFactors * kDeltaChunk;
   }
   __device__ int chunks() const { return (end - first + chunk - 1) / chunk; }
   __device__ int first_row(int chunk_id) const { return first + chunk_id * chunk; }
@@ -48,12 +48,12 @@ struct DeltaSegment {
 // What a row's keys and queries are multiplied by to be normalised, and queries scaled; 0 for missing rows. -0 asks for
 // it to be done before products, where those of the row as it is would overflow.
 struct RowScales {
-  float key[kChunk], query[kChunk];
+  float key[kDeltaChunk], query[kDeltaChunk];
 };
 
 // G and beta of one head's rows. G is the sum of two floats, so that differences cancel.
 struct RowDecays {
-  float high[kChunk], low[kChunk], beta[kChunk];
+  float high[kDeltaChunk], low[kDeltaChunk], beta[kDeltaChunk];
 
   // exp(G_row - G_column); 0 for column > row, where it could overflow.
   __device__ float between(int row, int column) const {
@@ -87,11 +87,11 @@ struct RowDecays {
       high[row] = static_cast<float>(here);
       low[row] = static_cast<float>(here - static_cast<double>(high[row]));
       beta[row] = strength[i];
-      factors[kQueryFactor * kChunk + row] = scales.query[row] * since_start;
-      factors[kKeyInFactor * kChunk + row] = strength[i] * scales.key[row] * since_start;
-      factors[kKeyOutFactor * kChunk + row] = scales.key[row] * expf(static_cast<float>(total - here));
-      factors[kBetaFactor * kChunk + row] = strength[i];
-      factors[kDecayFactor * kChunk + row] = expf(static_cast<float>(total));
+      factors[kQueryFactor * kDeltaChunk + row] = scales.query[row] * since_start;
+      factors[kKeyInFactor * kDeltaChunk + row] = strength[i] * scales.key[row] * since_start;
+      factors[kKeyOutFactor * kDeltaChunk + row] = scales.key[row] * expf(static_cast<float>(total - here));
+      factors[kBetaFactor * kDeltaChunk + row] = strength[i];
+      factors[kDecayFactor * kDeltaChunk + row] = expf(static_cast<float>(total));
     }
   }
 };
@@ -99,11 +99,11 @@ struct RowDecays {
 // Column `column` of T by forward substitution, from -A, of which only what is below the diagonal is read.
 // REQUIRES: column >= kFirst.
 template <int kFirst>
-__device__ inline void substitute(const float (*minus_a)[kProductStride], int column, float (&x)[kChunk]) {
+__device__ inline void substitute(const float (*minus_a)[kProductStride], int column, float (&x)[kDeltaChunk]) {
 #pragma unroll
   for (int i = 0; i < kFirst; ++i) x[i] = 0;
 #pragma unroll
-  for (int i = kFirst; i < kChunk; ++i) {
+  for (int i = kFirst; i < kDeltaChunk; ++i) {
     float sums[4] = {i == column ? 1.0f : 0.0f};
 #pragma unroll
     for (int l = kFirst; l < i; l += 4) {
@@ -117,11 +117,11 @@ __device__ inline void substitute(const float (*minus_a)[kProductStride], int co
   }
 }
 // The same for any column: of columns of the second half the first half is zero, a third of the work.
-__device__ inline void substitute_column(const float (*minus_a)[kProductStride], int column, float (&x)[kChunk]) {
-  if (column < kChunk / 2)
+__device__ inline void substitute_column(const float (*minus_a)[kProductStride], int column, float (&x)[kDeltaChunk]) {
+  if (column < kDeltaChunk / 2)
     substitute<0>(minus_a, column, x);
   else
-    substitute<kChunk / 2>(minus_a, column, x);
+    substitute<kDeltaChunk / 2>(minus_a, column, x);
 }
 
 // Eight elements as they lie in memory, so that loads can be under way while registers are few.

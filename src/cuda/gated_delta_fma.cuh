@@ -11,8 +11,8 @@
 
 namespace offload::cuda {
 
-// T, then P, each [kChunk][kChunk].
-inline constexpr int kFmaProductBytes = 2 * kChunk * kChunk * static_cast<int>(sizeof(float));
+// T, then P, each [kDeltaChunk][kDeltaChunk].
+inline constexpr int kFmaProductBytes = 2 * kDeltaChunk * kDeltaChunk * static_cast<int>(sizeof(float));
 
 // --- the first kernel ---
 
@@ -21,7 +21,7 @@ inline constexpr int kHalfDims = 64;  // of keys and queries in shared memory at
 
 struct DeltaPrepareShared {
   // Keys and queries [row][dimension]; then -A of two heads.
-  alignas(16) float x[2][kChunk][kHalfDims + 4];
+  alignas(16) float x[2][kDeltaChunk][kHalfDims + 4];
   RowScales scales;
   RowDecays decays[2];  // of two heads
 };
@@ -58,7 +58,7 @@ class DeltaPrepare {
       __syncthreads();
       for (int slot = 0; slot < heads; ++slot) weigh(head + slot, slot);
       __syncthreads();
-      if (thread_ / kChunk < heads) invert(head + thread_ / kChunk, thread_ / kChunk);
+      if (thread_ / kDeltaChunk < heads) invert(head + thread_ / kDeltaChunk, thread_ / kDeltaChunk);
       __syncthreads();
     }
   }
@@ -71,7 +71,7 @@ class DeltaPrepare {
   __device__ const T* query_row(int row) const { return key_row(row) - a_.key_heads * a_.key_dim; }
 
   __device__ void find_scales() const {
-    for (int row = thread_ / kWarp; row < kChunk; row += kPrepareThreads / kWarp) {
+    for (int row = thread_ / kWarp; row < kDeltaChunk; row += kPrepareThreads / kWarp) {
       const bool there = row < rows_;
       const float key = there ? norm_scale(key_row(row), a_.key_dim, 1.0f) : 0.0f;
       const float query = there ? norm_scale(query_row(row), a_.key_dim, a_.query_scale()) : 0.0f;
@@ -82,8 +82,8 @@ class DeltaPrepare {
   // Dimensions [first, first + kHalfDims) of the normalised keys and queries.
   __device__ void stage(int first) const {
     constexpr int kPieces = kHalfDims / 8;
-    for (int i = thread_; i < 2 * kChunk * kPieces; i += kPrepareThreads) {
-      const int which = i / (kChunk * kPieces), row = i / kPieces % kChunk, d = i % kPieces * 8;
+    for (int i = thread_; i < 2 * kDeltaChunk * kPieces; i += kPrepareThreads) {
+      const int which = i / (kDeltaChunk * kPieces), row = i / kPieces % kDeltaChunk, d = i % kPieces * 8;
       float piece[8];
       load_piece<kVector>((which == 0 ? key_row(row) : query_row(row)) + first + d,
                           row < rows_ ? a_.key_dim - first - d : 0, piece);
@@ -121,26 +121,26 @@ class DeltaPrepare {
 
   // P to memory, -A to shared memory.
   __device__ void weigh(int head, int slot) const {
-    float* p = segment_.products_of<float>(a_, chunk_, head) + kChunk * kChunk;
+    float* p = segment_.products_of<float>(a_, chunk_, head) + kDeltaChunk * kDeltaChunk;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
       for (int l = 0; l < 4; ++l) {
         const int row = y_ + 16 * i, column = x_ + 16 * l;
         const float decay = s_.decays[slot].between(row, column);
-        p[row * kChunk + column] = queries_[i][l] * decay;
+        p[row * kDeltaChunk + column] = queries_[i][l] * decay;
         s_.x[slot][row][column] = column < row ? -s_.decays[slot].beta[row] * keys_[i][l] * decay : 0.0f;
       }
   }
 
   // T by forward substitution, a column per thread.
   __device__ void invert(int head, int slot) const {
-    const int column = thread_ % kChunk;
+    const int column = thread_ % kDeltaChunk;
     float* to = segment_.products_of<float>(a_, chunk_, head) + column;
-    float x[kChunk];
+    float x[kDeltaChunk];
     substitute_column(s_.x[slot], column, x);
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) to[i * kChunk] = x[i];
+    for (int i = 0; i < kDeltaChunk; ++i) to[i * kDeltaChunk] = x[i];
   }
 
   const DeltaCall& a_;
@@ -162,12 +162,12 @@ inline constexpr int kChunkThreads = 128;
 
 struct DeltaChunksShared {
   static constexpr int kRowStride = kKeyDims + 4;
-  alignas(16) float x[2 * kChunk * kProductStride];  // queries or keys [kChunk][kRowStride], or T and P
-  alignas(16) float state[kKeyDims][kDeltaColumns];  // M
-  alignas(16) float values[kChunk][kDeltaColumns];   // beta v - beta exp(G) K M, then V'
-  float factors[kDeltaFactors][kChunk];
+  alignas(16) float x[2 * kDeltaChunk * kProductStride];  // queries or keys [kDeltaChunk][kRowStride], or T and P
+  alignas(16) float state[kKeyDims][kDeltaColumns];       // M
+  alignas(16) float values[kDeltaChunk][kDeltaColumns];   // beta v - beta exp(G) K M, then V'
+  float factors[kDeltaFactors][kDeltaChunk];
 };
-static_assert(2 * kChunk * kProductStride >= kChunk * DeltaChunksShared::kRowStride);
+static_assert(2 * kDeltaChunk * kProductStride >= kDeltaChunk * DeltaChunksShared::kRowStride);
 static_assert(sizeof(DeltaChunksShared) <= (64 << 10));
 
 // grid (slices of kDeltaColumns value columns, heads). A thread has columns 4 (lane % 8) .. + 3; of a chunk's rows
@@ -209,7 +209,7 @@ class DeltaChunks {
       solve();
       load_rows(chunk, a_.key_heads);
       __syncthreads();
-      multiply(s_.x + kChunk * kProductStride, kProductStride, s_.values, 16 * (warp_ + 1), out);  // + P V'
+      multiply(s_.x + kDeltaChunk * kProductStride, kProductStride, s_.values, 16 * (warp_ + 1), out);  // + P V'
       store_out(chunk, out);
       __syncthreads();
       store_rows(s_.factors[kKeyOutFactor]);
@@ -243,7 +243,7 @@ class DeltaChunks {
   __device__ void copy_factors(int chunk) const {
     const float* from = segment_.factors_of(a_, chunk, head_);
     float* to = &s_.factors[0][0];
-    for (int i = thread_; i < kDeltaFactors * kChunk; i += kChunkThreads) to[i] = __ldg(from + i);
+    for (int i = thread_; i < kDeltaFactors * kDeltaChunk; i += kChunkThreads) to[i] = __ldg(from + i);
   }
 
   // Starts loading the queries (first_head 0) or keys (first_head key_heads) of a chunk.
@@ -256,7 +256,7 @@ class DeltaChunks {
     }
   }
   // ... and puts them into shared memory, row i times factors[i].
-  __device__ void store_rows(const float (&factors)[kChunk]) const {
+  __device__ void store_rows(const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int i = 0; i < kRowPieces; ++i) {
       const int row = (thread_ + i * kChunkThreads) / (kKeyDims / 8), d = thread_ % (kKeyDims / 8) * 8;
@@ -272,8 +272,8 @@ class DeltaChunks {
   __device__ void copy_products(int chunk) const {
     const float4* from = reinterpret_cast<const float4*>(segment_.products_of<float>(a_, chunk, head_));
 #pragma unroll
-    for (int i = 0; i < 2 * kChunk * kChunk / 4 / kChunkThreads; ++i) {
-      const int at = thread_ + i * kChunkThreads, row = at / (kChunk / 4), column = at % (kChunk / 4) * 4;
+    for (int i = 0; i < 2 * kDeltaChunk * kDeltaChunk / 4 / kChunkThreads; ++i) {
+      const int at = thread_ + i * kChunkThreads, row = at / (kDeltaChunk / 4), column = at % (kDeltaChunk / 4) * 4;
       *reinterpret_cast<float4*>(s_.x + row * kProductStride + column) = __ldg(from + at);
     }
   }
@@ -365,7 +365,7 @@ class DeltaChunks {
           make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
   }
 
-  static constexpr int kRowPieces = kChunk * kKeyDims / 8 / kChunkThreads;
+  static constexpr int kRowPieces = kDeltaChunk * kKeyDims / 8 / kChunkThreads;
 
   const DeltaCall& a_;
   const DeltaSegment& segment_;

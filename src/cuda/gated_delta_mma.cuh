@@ -29,13 +29,13 @@
 namespace offload::cuda {
 
 inline constexpr int kMmaKeyStride = kKeyDims + 8;  // BF16: 16-byte rows that spread over the banks
-inline constexpr int kRowTiles = kChunk / 8, kRowSteps = kChunk / 16;
+inline constexpr int kChunkTiles = kDeltaChunk / 8, kChunkSteps = kDeltaChunk / 16;
 inline constexpr int kDimTiles = kKeyDims / 8, kDimSteps = kKeyDims / 16;
 
 // T and P on and below the diagonal as BF16 operands of products with V'^T: planes (terms of a sum, largest first) of
 // blocks of 16 x 16, block (band, step) of rows 16 band .. and columns 16 step .., in it four of 8 x 8 by rows.
 inline constexpr int kBlockElements = 16 * 16;
-inline constexpr int kPlaneElements = kRowSteps * (kRowSteps + 1) / 2 * kBlockElements;
+inline constexpr int kPlaneElements = kChunkSteps * (kChunkSteps + 1) / 2 * kBlockElements;
 inline constexpr int kSolvePlanes = 3, kReadPlanes = 2;  // of T, then of P
 inline constexpr int kMmaProductBytes = (kSolvePlanes + kReadPlanes) * kPlaneElements * static_cast<int>(sizeof(bf16));
 
@@ -97,20 +97,20 @@ __device__ inline void multiply_tiles(float (*tiles)[4], const uint32_t (&a)[4],
   mma_bf16_16816(tiles[1], a, {b[2], b[3]});
 }
 
-// Starts copying a chunk's rows [kChunk][kColumns] of BF16 to shared memory, zeros for rows from `rows` on and columns
-// from `columns` on; unaligned ones (!kVector) are there on return.
+// Starts copying a chunk's rows [kDeltaChunk][kColumns] of BF16 to shared memory, zeros for rows from `rows` on and
+// columns from `columns` on; unaligned ones (!kVector) are there on return.
 template <bool kVector, int kThreads, int kColumns>
 __device__ inline void copy_rows(bf16* to, int stride, const bf16* from, int64_t from_stride, int rows, int columns) {
   const bf16* nowhere = from;
   constexpr int kPieces = kColumns / 8, kStep = kThreads / kPieces;
-  static_assert(kThreads % kPieces == 0 && kChunk % kStep == 0);
+  static_assert(kThreads % kPieces == 0 && kDeltaChunk % kStep == 0);
   const int column = static_cast<int>(threadIdx.x) % kPieces * 8;
   int row = static_cast<int>(threadIdx.x) / kPieces;
   const int64_t step = kStep * from_stride;
   from += row * from_stride + column;
   to += row * stride + column;
 #pragma unroll
-  for (int i = 0; i < kChunk / kStep; ++i, row += kStep, from += step, to += kStep * stride) {
+  for (int i = 0; i < kDeltaChunk / kStep; ++i, row += kStep, from += step, to += kStep * stride) {
     const bool there = row < rows && column < columns;
     if constexpr (kVector) {
       copy_async_16(to, there ? from : nowhere, there);
@@ -147,12 +147,12 @@ __device__ inline void copy_bytes(void* to, const void* from, int bytes) {
 // --- the first kernel ---
 
 inline constexpr int kMmaPrepareThreads = 256;
-inline constexpr int kPrepareHeads = kMmaPrepareThreads / kChunk;  // at a time
+inline constexpr int kPrepareHeads = kMmaPrepareThreads / kDeltaChunk;  // at a time
 
 struct DeltaMmaPrepareShared {
   union {
-    alignas(16) bf16 rows[2][kChunk][kMmaKeyStride];         // keys, queries
-    float solutions[kPrepareHeads][kChunk][kProductStride];  // -A, then T
+    alignas(16) bf16 rows[2][kDeltaChunk][kMmaKeyStride];         // keys, queries
+    float solutions[kPrepareHeads][kDeltaChunk][kProductStride];  // -A, then T
   };
   RowScales scales;
   RowDecays decays[kPrepareHeads];
@@ -170,8 +170,8 @@ class DeltaMmaPrepare {
         chunk_(static_cast<int>(blockIdx.x)),
         key_head_(static_cast<int>(blockIdx.y)),
         thread_(static_cast<int>(threadIdx.x)),
-        is_query_(thread_ / kWarp / kRowSteps),
-        band_(thread_ / kWarp % kRowSteps) {}
+        is_query_(thread_ / kWarp / kChunkSteps),
+        band_(thread_ / kWarp % kChunkSteps) {}
 
   __device__ void run() {
     const int rows = segment_.rows(chunk_), key_columns = a_.key_heads * a_.key_dim;
@@ -186,7 +186,7 @@ class DeltaMmaPrepare {
     find_scales();
     __syncthreads();  // rows are as they are to be multiplied
     multiply();
-    const int group = a_.heads / a_.key_heads, warp = thread_ / kWarp, slot = thread_ / kChunk;
+    const int group = a_.heads / a_.key_heads, warp = thread_ / kWarp, slot = thread_ / kDeltaChunk;
     for (int i = 0; i < group; i += kPrepareHeads) {
       const int head = key_head_ * group + i, heads = min(kPrepareHeads, group - i);
       __syncthreads();  // scales are there, rows and the last heads' solutions were read
@@ -194,12 +194,12 @@ class DeltaMmaPrepare {
       __syncthreads();
       for (int h = 0; h < heads; ++h) weigh(head + h, h);
       __syncthreads();
-      float x[kChunk];
-      if (slot < heads) substitute_column(s_.solutions[slot], thread_ % kChunk, x);
+      float x[kDeltaChunk];
+      if (slot < heads) substitute_column(s_.solutions[slot], thread_ % kDeltaChunk, x);
       __syncthreads();
       if (slot < heads) {
 #pragma unroll
-        for (int row = 0; row < kChunk; ++row) s_.solutions[slot][row][thread_ % kChunk] = x[row];
+        for (int row = 0; row < kDeltaChunk; ++row) s_.solutions[slot][row][thread_ % kDeltaChunk] = x[row];
       }
       __syncthreads();
       for (int h = 0; h < heads; ++h) write_solutions(head + h, h);
@@ -209,8 +209,8 @@ class DeltaMmaPrepare {
  private:
   // Two threads per row of keys or queries, which take pieces of eight in turn.
   __device__ void find_scales() const {
-    static_assert(kMmaPrepareThreads == 2 * 2 * kChunk);
-    const int which = thread_ / (2 * kChunk), row = thread_ / 2 % kChunk;
+    static_assert(kMmaPrepareThreads == 2 * 2 * kDeltaChunk);
+    const int which = thread_ / (2 * kDeltaChunk), row = thread_ / 2 % kDeltaChunk;
     bf16* mine = &s_.rows[which][row][thread_ % 2 * 8];
     float squares[2] = {};
 #pragma unroll
@@ -243,7 +243,7 @@ class DeltaMmaPrepare {
       uint32_t a[4];
       ldmatrix_x4(a, &s_.rows[is_query_][16 * band_ + lane % 16][16 * step + lane / 16 * 8]);
 #pragma unroll
-      for (int i = 0; i < kRowSteps; ++i) {
+      for (int i = 0; i < kChunkSteps; ++i) {
         if (i > band_) break;
         uint32_t b[4];
         load_tiles(b, &s_.rows[0][16 * i][16 * step], kMmaKeyStride);
@@ -258,7 +258,7 @@ class DeltaMmaPrepare {
     const int g = thread_ % kWarp / 4, t = thread_ % 4;
     bf16* p = planes_of(a_, segment_, chunk_, head) + kSolvePlanes * kPlaneElements;
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
+    for (int tile = 0; tile < kChunkTiles; ++tile) {
       if (tile / 2 > band_) break;
       const int column = 8 * tile + 2 * t;
 #pragma unroll
@@ -308,7 +308,7 @@ class DeltaMmaPrepare {
   const DeltaSegment& segment_;
   DeltaMmaPrepareShared& s_;
   const int chunk_, key_head_, thread_, is_query_, band_;
-  float sums_[kRowTiles][4] = {};
+  float sums_[kChunkTiles][4] = {};
 };
 
 template <bool kVector>
@@ -320,18 +320,18 @@ __global__ void __launch_bounds__(kMmaPrepareThreads, 2)
 
 // --- the second kernel ---
 
-inline constexpr int kMmaThreads = 128;
-inline constexpr int kMmaColumns = 16 * kMmaThreads / kWarp;  // value columns of a block
+inline constexpr int kDeltaMmaThreads = 128;
+inline constexpr int kMmaColumns = 16 * kDeltaMmaThreads / kWarp;  // value columns of a block
 
 // What a chunk needs first and last is there twice, so that the next chunk's copy can start with this chunk.
 struct DeltaMmaShared {
   static constexpr int kValueStride = kMmaColumns + 8;
-  alignas(16) bf16 keys[2][kChunk][kMmaKeyStride];
-  alignas(16) bf16 queries[kChunk][kMmaKeyStride];
-  alignas(16) bf16 values[kChunk][kValueStride];
+  alignas(16) bf16 keys[2][kDeltaChunk][kMmaKeyStride];
+  alignas(16) bf16 queries[kDeltaChunk][kMmaKeyStride];
+  alignas(16) bf16 values[kDeltaChunk][kValueStride];
   alignas(16) bf16 solve[kSolvePlanes][kPlaneElements];   // T
   alignas(16) bf16 read[2][kReadPlanes][kPlaneElements];  // P
-  alignas(16) float factors[2][kDeltaFactors][kChunk];
+  alignas(16) float factors[2][kDeltaFactors][kDeltaChunk];
 };
 static_assert(sizeof(DeltaMmaShared) <= (99 << 10));  // of a block on sm_86 and sm_89
 
@@ -360,7 +360,7 @@ class DeltaMma {
       __syncthreads();  // the chunk is there, and what the last one used is free
       if (chunk + 1 < chunks) copy_first(chunk + 1);
       scale_rows_first(chunk % 2);
-      float out[kRowTiles][4] = {}, values[kRowTiles][4];
+      float out[kChunkTiles][4] = {}, values[kChunkTiles][4];
       read_state(chunk % 2, out, values);
       solve(values);
       __syncthreads();
@@ -381,24 +381,24 @@ class DeltaMma {
   // Keys, P and the factors of a chunk ...
   __device__ void copy_first(int chunk) const {
     const int place = chunk % 2;
-    copy_rows<kVector, kMmaThreads, kKeyDims>(&s_.keys[place][0][0], kMmaKeyStride,
-                                              qkv_row(chunk) + (a_.key_heads + key_head_) * a_.key_dim, a_.qkv_row,
-                                              segment_.rows(chunk), a_.key_dim);
-    copy_bytes<kMmaThreads>(s_.read[place], planes_of(a_, segment_, chunk, head_) + kSolvePlanes * kPlaneElements,
-                            sizeof s_.read[place]);
-    copy_bytes<kMmaThreads>(s_.factors[place], segment_.factors_of(a_, chunk, head_), sizeof s_.factors[place]);
+    copy_rows<kVector, kDeltaMmaThreads, kKeyDims>(&s_.keys[place][0][0], kMmaKeyStride,
+                                                   qkv_row(chunk) + (a_.key_heads + key_head_) * a_.key_dim, a_.qkv_row,
+                                                   segment_.rows(chunk), a_.key_dim);
+    copy_bytes<kDeltaMmaThreads>(s_.read[place], planes_of(a_, segment_, chunk, head_) + kSolvePlanes * kPlaneElements,
+                                 sizeof s_.read[place]);
+    copy_bytes<kDeltaMmaThreads>(s_.factors[place], segment_.factors_of(a_, chunk, head_), sizeof s_.factors[place]);
     commit_async();
   }
   // ... and its queries, values and T.
   __device__ void copy_second(int chunk) const {
     const int rows = segment_.rows(chunk);
-    copy_rows<kVector, kMmaThreads, kKeyDims>(&s_.queries[0][0], kMmaKeyStride, qkv_row(chunk) + key_head_ * a_.key_dim,
-                                              a_.qkv_row, rows, a_.key_dim);
-    copy_rows<kVector, kMmaThreads, kMmaColumns>(
+    copy_rows<kVector, kDeltaMmaThreads, kKeyDims>(
+        &s_.queries[0][0], kMmaKeyStride, qkv_row(chunk) + key_head_ * a_.key_dim, a_.qkv_row, rows, a_.key_dim);
+    copy_rows<kVector, kDeltaMmaThreads, kMmaColumns>(
         &s_.values[0][0], DeltaMmaShared::kValueStride,
         qkv_row(chunk) + 2 * a_.key_heads * a_.key_dim + head_ * a_.value_dim + slice_, a_.qkv_row, rows,
         a_.value_dim - slice_);
-    copy_bytes<kMmaThreads>(s_.solve, planes_of(a_, segment_, chunk, head_), sizeof s_.solve);
+    copy_bytes<kDeltaMmaThreads>(s_.solve, planes_of(a_, segment_, chunk, head_), sizeof s_.solve);
     commit_async();
   }
 
@@ -423,16 +423,16 @@ class DeltaMma {
   // A thread for each row of keys and of queries. All warps see the same factors, of them a lane those of two rows of
   // each, and so all or none wait.
   __device__ void scale_rows_first(int place) const {
-    static_assert(kMmaThreads == 2 * kChunk);
+    static_assert(kDeltaMmaThreads == 2 * kDeltaChunk);
     const auto& of_keys = s_.factors[place][kKeyOutFactor];
     const auto& of_queries = s_.factors[place][kQueryFactor];
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, row = thread % kChunk;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, row = thread % kDeltaChunk;
     const float2 key = *reinterpret_cast<const float2*>(&of_keys[2 * lane]);
     const float2 query = *reinterpret_cast<const float2*>(&of_queries[2 * lane]);
     if (!__any_sync(kAllLanes, is_scaled_first(key.x) || is_scaled_first(key.y) || is_scaled_first(query.x) ||
                                    is_scaled_first(query.y)))
       return;
-    const bool is_key = thread < kChunk;
+    const bool is_key = thread < kDeltaChunk;
     bf16* mine = is_key ? &s_.keys[place][row][0] : &s_.queries[row][0];
     if (is_scaled_first(is_key ? of_keys[row] : of_queries[row]))
       for (int d = 0; d < kKeyDims; d += 8) multiply_by_zero(mine + d);
@@ -444,8 +444,8 @@ class DeltaMma {
   }
 
   // out += exp(G) Q M, values = beta v - beta exp(G) K M
-  __device__ void read_state(int place, Tile (&out)[kRowTiles], Tile (&values)[kRowTiles]) const {
-    Tile large[kRowTiles] = {}, small[kRowTiles] = {};
+  __device__ void read_state(int place, Tile (&out)[kChunkTiles], Tile (&values)[kChunkTiles]) const {
+    Tile large[kChunkTiles] = {}, small[kChunkTiles] = {};
 #pragma unroll
     for (int step = 0; step < kDimSteps; ++step) {
       const SplitOperand<3> m(state_[2 * step], state_[2 * step + 1]);
@@ -471,7 +471,7 @@ class DeltaMma {
       }
     }
 #pragma unroll
-    for (int pair = 0; pair < kRowSteps; ++pair) {
+    for (int pair = 0; pair < kChunkSteps; ++pair) {
       uint32_t v[4];  // [tile][half of the columns]
       load_values(v, pair);
 #pragma unroll
@@ -497,13 +497,13 @@ class DeltaMma {
   }
 
   // values = T values
-  __device__ void solve(Tile (&values)[kRowTiles]) const {
-    Tile solved[kRowTiles] = {};
+  __device__ void solve(Tile (&values)[kChunkTiles]) const {
+    Tile solved[kChunkTiles] = {};
 #pragma unroll
-    for (int step = 0; step < kRowSteps; ++step) {
+    for (int step = 0; step < kChunkSteps; ++step) {
       const SplitOperand<3> v(values[2 * step], values[2 * step + 1]);
 #pragma unroll
-      for (int band = step; band < kRowSteps; ++band) {
+      for (int band = step; band < kChunkSteps; ++band) {
         uint32_t t[3][4];
 #pragma unroll
         for (int i = 0; i < 3; ++i) load_block(t[i], &s_.solve[i][block_at(band, step)]);
@@ -516,28 +516,28 @@ class DeltaMma {
       }
     }
 #pragma unroll
-    for (int step = 0; step < kRowSteps; ++step) {
+    for (int step = 0; step < kChunkSteps; ++step) {
       const SplitOperand<1> v(values[2 * step], values[2 * step + 1]);
 #pragma unroll
-      for (int band = step; band < kRowSteps; ++band) {
+      for (int band = step; band < kChunkSteps; ++band) {
         uint32_t t[4];
         load_block(t, &s_.solve[0][block_at(band, step)]);
         multiply_tiles(&solved[2 * band], v.words[0], t);
       }
     }
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile)
+    for (int tile = 0; tile < kChunkTiles; ++tile)
 #pragma unroll
       for (int i = 0; i < 4; ++i) values[tile][i] = solved[tile][i];
   }
 
   // out += P V'
-  __device__ void read_values(int place, const Tile (&values)[kRowTiles], Tile (&out)[kRowTiles]) const {
+  __device__ void read_values(int place, const Tile (&values)[kChunkTiles], Tile (&out)[kChunkTiles]) const {
 #pragma unroll
-    for (int step = 0; step < kRowSteps; ++step) {
+    for (int step = 0; step < kChunkSteps; ++step) {
       const SplitOperand<2> v(values[2 * step], values[2 * step + 1]);
 #pragma unroll
-      for (int band = step; band < kRowSteps; ++band) {
+      for (int band = step; band < kChunkSteps; ++band) {
         uint32_t p[2][4];
 #pragma unroll
         for (int i = 0; i < 2; ++i) load_block(p[i], &s_.read[place][i][block_at(band, step)]);
@@ -548,11 +548,11 @@ class DeltaMma {
     }
   }
 
-  __device__ void store_out(int chunk, const Tile (&out)[kRowTiles]) const {
+  __device__ void store_out(int chunk, const Tile (&out)[kChunkTiles]) const {
     const int rows = segment_.rows(chunk), first = slice_ + 16 * warp_ + 2 * t_;
     bf16* to = static_cast<bf16*>(a_.out) + segment_.first_row(chunk) * a_.out_row + head_ * a_.value_dim + first;
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile)
+    for (int tile = 0; tile < kChunkTiles; ++tile)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint32_t pair = transpose_8x8(round_to_bf16_pair(out[tile][2 * half], out[tile][2 * half + 1]));
@@ -569,15 +569,15 @@ class DeltaMma {
   }
 
   // M <- decay M + sum over rows of the scaled keys times V'
-  __device__ void write_state(int place, Tile (&values)[kRowTiles]) {
-    uint32_t v[kRowSteps][3][4];
+  __device__ void write_state(int place, Tile (&values)[kChunkTiles]) {
+    uint32_t v[kChunkSteps][3][4];
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
+    for (int tile = 0; tile < kChunkTiles; ++tile) {
       const float2 f = factors(place, kKeyOutFactor, tile);
       values[tile][0] *= f.x, values[tile][1] *= f.y, values[tile][2] *= f.x, values[tile][3] *= f.y;
     }
 #pragma unroll
-    for (int step = 0; step < kRowSteps; ++step) {
+    for (int step = 0; step < kChunkSteps; ++step) {
       const SplitOperand<3> split(values[2 * step], values[2 * step + 1]);
 #pragma unroll
       for (int i = 0; i < 3; ++i)
@@ -589,7 +589,7 @@ class DeltaMma {
     for (int first = 0; first < kDimTiles; first += 4) {
       Tile large[4] = {}, small[4] = {};
 #pragma unroll
-      for (int step = 0; step < kRowSteps; ++step) {
+      for (int step = 0; step < kChunkSteps; ++step) {
         uint32_t keys[2][4];
 #pragma unroll
         for (int i = 0; i < 2; ++i)
@@ -617,7 +617,7 @@ class DeltaMma {
 };
 
 template <bool kVector>
-__global__ void __launch_bounds__(kMmaThreads) delta_mma_kernel(const DeltaCall a, const DeltaSegment segment) {
+__global__ void __launch_bounds__(kDeltaMmaThreads) delta_mma_kernel(const DeltaCall a, const DeltaSegment segment) {
   extern __shared__ float4 memory[];
   DeltaMma<kVector>(a, segment, *reinterpret_cast<DeltaMmaShared*>(memory)).run();
 }
