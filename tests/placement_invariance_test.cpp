@@ -472,6 +472,13 @@ TEST_CASE("experts_on_the_host_are_refused_where_the_host_has_no_ops") {
   check_refused(options_of(cache_of(6, {500, 0})), backend, ErrorCode::usage, {"--cpu-experts"});
 }
 
+TEST_CASE("zero_copy_is_refused_where_the_device_cannot_read_the_hosts_memory") {
+  RemoteDevice device({.reads_pinned_memory = false});
+  CHECK(Engine(options_of(cache_of(6, {0, 0})), device).warnings().empty());
+  check_refused(options_of(cache_of(6, {0, 500})), device, ErrorCode::usage,
+                {"--zero-copy-experts: remote", "use off"});
+}
+
 TEST_CASE("zero_copy_is_refused_where_memory_cannot_be_page_locked") {
   cpu::CpuBackend backend(one_thread());
   Devices devices(backend);

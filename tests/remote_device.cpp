@@ -181,6 +181,7 @@ class RemoteDevice::RemoteCollective final : public Collective {
 RemoteDevice::RemoteDevice(Options options)
     : is_closed_(options.is_closed),
       sums_(options.sums),
+      reads_pinned_memory_(options.reads_pinned_memory),
       state_(options.seed * 2 + 1),
       ops_(std::make_unique<RemoteOps>(*this)),
       compute_(std::make_unique<RemoteLane>(*this, false)),

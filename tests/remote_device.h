@@ -23,12 +23,14 @@ class RemoteDevice final : public Backend {
     uint64_t seed = 1;
     bool is_closed = false;
     bool sums = false;  // over ranks: its compute lane does them and its host waits for none
+    bool reads_pinned_memory = true;
   };
   explicit RemoteDevice(Options options);
   ~RemoteDevice() override;
 
   std::string_view name() const override { return "remote"; }
   bool uses_host_memory() const override { return true; }  // where the budget is concerned
+  bool reads_pinned_memory() const override { return reads_pinned_memory_; }
   Buffer allocate(int64_t bytes, std::string_view tag) override;
   Buffer allocate_host(int64_t bytes, std::string_view tag) override;  // always open to the host
   Ops& ops() override;
@@ -77,7 +79,7 @@ class RemoteDevice final : public Backend {
 
   using Work = std::function<void()>;
 
-  bool is_closed_, sums_;
+  bool is_closed_, sums_, reads_pinned_memory_;
   uint64_t state_;
   std::unique_ptr<RemoteOps> ops_;
   std::unique_ptr<RemoteLane> compute_, copy_;

@@ -74,6 +74,8 @@ class Backend {
   virtual std::string_view name() const = 0;  // "cpu", "cuda:0"
   // Whether what allocate() gives is host memory, which host code may read and which counts as such.
   virtual bool uses_host_memory() const = 0;
+  // Whether ops may be given host memory that was pinned for the device, where it lies.
+  virtual bool reads_pinned_memory() const { return true; }
 
   // Device memory that allocate() could give now; nothing where it is host memory.
   virtual std::optional<int64_t> free_bytes() { return {}; }

@@ -62,6 +62,7 @@ class CudaBackend final : public Backend {
 
   std::string_view name() const override { return name_; }
   bool uses_host_memory() const override { return false; }
+  bool reads_pinned_memory() const override { return caps_.reads_pinned_memory; }
   std::optional<int64_t> free_bytes() override;
   void bind_thread() override;
   Buffer allocate(int64_t bytes, std::string_view tag) override;

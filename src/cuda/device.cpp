@@ -48,6 +48,10 @@ DeviceCaps query_device(int ordinal, std::optional<int> force_sm) {
   caps.multiprocessors = properties.multiProcessorCount;
   caps.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   caps.shared_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
+  int reads_pinned = 0;
+  check(cudaDeviceGetAttribute(&reads_pinned, cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal),
+        "reading a device's properties");
+  caps.reads_pinned_memory = reads_pinned != 0;
   if (caps.device_sm < kSmMin)
     throw_error(ErrorCode::usage,
                 "CUDA device {} ({}) is of compute capability {}.{}; 7.5 (Turing) is the oldest supported", ordinal,

@@ -29,6 +29,8 @@ struct DeviceCaps {
   std::string name = {};  // "NVIDIA GeForce RTX 2080 Ti"
   std::string pci = {};   // "0000:17:00.0"
   std::string uuid = {};  // "GPU-1a2b3c4d-..."
+  // Registered host memory, at the addresses that the host has it at.
+  bool reads_pinned_memory = true;
 
   bool has_bf16_mma() const { return sm >= 80; }
   // Matrix instructions of warpgroups.

@@ -113,6 +113,10 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
   OFL_ASSERT(devices.host_ops.empty() || devices.host_ops.size() == devices.backends.size());
   if (options.cache.host_permille > 0 && devices.host_ops.empty())
     throw_error(ErrorCode::usage, "--cpu-experts: the CPU cannot compute experts beside this device; use off");
+  for (const Backend* backend : devices.backends)
+    if (options.cache.zero_copy_permille > 0 && !backend->reads_pinned_memory())
+      throw_error(ErrorCode::usage, "--zero-copy-experts: {} cannot compute out of host memory where it lies; use off",
+                  backend->name());
   const int64_t origin_ns = RankTrace::now_ns();
   for (int r = 0; r < world && options.trace_events > 0; ++r)
     traces_.push_back(
