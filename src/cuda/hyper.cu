@@ -227,9 +227,7 @@ __global__ void __launch_bounds__(kHyperThreads) hyper_row_kernel(const __grid_c
 template <typename... Params, typename... Args>
 void launch_together(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared_bytes, cudaStream_t stream,
                      Args&&... args) {
-  if (shared_bytes > (48 << 10))
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-          "asking for shared memory");
+  allow_shared_bytes(kernel, shared_bytes);
   cudaLaunchAttribute together{};
   together.id = cudaLaunchAttributeCooperative;
   together.val.cooperative = 1;

@@ -151,14 +151,20 @@ inline unsigned blocks_for(int64_t items, int64_t per_block) {
   return static_cast<unsigned>(blocks);
 }
 
+// Lets blocks of the kernel have so much shared memory, which takes asking from 48 KiB on.
+template <typename... Params>
+void allow_shared_bytes(void (*kernel)(Params...), int64_t bytes) {
+  if (bytes > (48 << 10))
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+          "asking for shared memory");
+}
+
 // kernel<<<grid, block, shared, stream>>>(args...); an empty grid launches nothing. Throws Error{device}.
 template <typename... Params, typename... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared_bytes, cudaStream_t stream,
             Args&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  if (shared_bytes > (48 << 10))
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-          "asking for shared memory");
+  allow_shared_bytes(kernel, shared_bytes);
   kernel<<<grid, block, static_cast<size_t>(shared_bytes), stream>>>(std::forward<Args>(args)...);
   check(cudaGetLastError(), "launching a kernel");
 }
