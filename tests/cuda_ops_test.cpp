@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "core/canonical.h"
@@ -102,6 +103,34 @@ TEST_CASE("few_rows_have_the_bits_of_the_cpu") {
       CHECK(compared > 2);
     }
   }
+}
+
+TEST_CASE("silu_has_the_bits_of_the_canonical_one") {
+  if (no_device()) return;
+  CudaBackend backend(0);
+  DeviceMirror mirror(backend);
+  OpValues v(backend.ops(), mirror);
+  // Each sign, exponent and upper seven bits, before lower halves at the ends and in between.
+  constexpr int64_t kTops = 1 << 16, kRows = 256, kColumns = kTops / kRows;
+  std::vector<uint32_t> lows = {0, 1, 2, 0x7fff, 0x8000, 0x8001, 0xfffe, 0xffff};
+  CaseRandom random("lower halves");
+  while (lows.size() < 128) lows.push_back(static_cast<uint32_t>(random.below(1 << 16)));
+  std::vector<float> in(kTops), out(kTops);
+  const Tensor t = v.blank(DType::f32, {kRows, kColumns});
+  int64_t wrong = 0;
+  for (const uint32_t low : lows) {
+    for (uint32_t top = 0; top < kTops; ++top) in[top] = std::bit_cast<float>(top << 16 | low);
+    mirror.upload(t.data(), in.data(), t.bytes());
+    v.run(ScaledSiluArgs{.x = t, .out = t});
+    mirror.download(out.data(), t.data(), t.bytes());
+    for (size_t i = 0; i < in.size(); ++i) {
+      if (std::isnan(in[i]) ? std::isnan(out[i])
+                            : std::bit_cast<uint32_t>(out[i]) == std::bit_cast<uint32_t>(canonical_silu(in[i])))
+        continue;
+      if (++wrong == 1) CHECK_MESSAGE(out[i] == canonical_silu(in[i]), "first of ", fmt::format("{:a}", in[i]));
+    }
+  }
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("scratch_planned_for_aligned_pointers_is_enough_for_others") {
