@@ -1,10 +1,13 @@
 // offload-bench as its user meets it: what it prints, what it refuses, what it compares. No speed is asserted.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
+#include "offload/roofs.h"
 #include "offload/routing_trace.h"
 #include "tool_run.h"
 #include "trace_checks.h"
@@ -79,6 +82,27 @@ void check_report(const Json& json, std::string_view kind) {
 }
 
 }  // namespace
+
+TEST_CASE("the_drift_of_roofs_is_that_of_the_one_that_moved_most_either_way") {
+  const Roofs before{.read_bytes_per_s = 100, .flops_per_s = 200, .link_bytes_per_s = 50, .m16n8k8_flops_per_s = 400};
+  CHECK(drift(before, before) == 0);
+  // Each of them alone, up and down.
+  for (const auto roof :
+       {&Roofs::read_bytes_per_s, &Roofs::flops_per_s, &Roofs::link_bytes_per_s, &Roofs::m16n8k8_flops_per_s})
+    for (const double factor : {0.5, 1.25}) {
+      Roofs after = before;
+      after.*roof *= factor;
+      CHECK(drift(before, after) == std::abs(factor - 1));
+      CHECK(better_of(before, after).*roof == std::max(1.0, factor) * (before.*roof));
+    }
+  Roofs after = before;
+  after.read_bytes_per_s = 75;
+  after.flops_per_s = 210;
+  CHECK(drift(before, after) == 0.25);
+  // What a device has not been measured for does not drift.
+  const Roofs cpu{.read_bytes_per_s = 100, .flops_per_s = 200};
+  CHECK(drift(cpu, {.read_bytes_per_s = 100, .flops_per_s = 150}) == 0.25);
+}
 
 TEST_CASE("op_cases_are_reported_as_json_with_the_documented_keys") {
   const Arguments arguments{"ops", "--op",      "linear", "--case",   "linear/*", "--repeat",

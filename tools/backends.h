@@ -10,6 +10,7 @@
 #include "core/backend.h"
 #include "core/collective.h"
 #include "offload/probe.h"
+#include "offload/roofs.h"
 
 namespace offload::tools {
 
@@ -48,12 +49,6 @@ class DeviceSet {
 };
 
 // What the device can do at most, measured now, with settings.threads on a CPU. Takes seconds.
-struct Roofs {
-  double read_bytes_per_s = 0;     // of the device's memory
-  double flops_per_s = 0;          // FP32 FMAs on a CPU, a large 16-bit GEMM on a GPU; an FMA is two
-  double link_bytes_per_s = 0;     // host to device, page-locked; 0 on a CPU
-  double m16n8k8_flops_per_s = 0;  // of the matrix instruction of Turing's plan; 0 where another plan is used
-};
 Roofs measure_roofs(const Settings& settings);
 
 // One way of an all-reduce over settings.tp ranks, at one size.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
 #include <fstream>
 #include <thread>
 
@@ -101,30 +100,11 @@ MachineState machine_state() {
   return state;
 }
 
-Roofs BenchReport::roofs() const {
-  return {std::max(roofs_before.read_bytes_per_s, roofs_after.read_bytes_per_s),
-          std::max(roofs_before.flops_per_s, roofs_after.flops_per_s),
-          std::max(roofs_before.link_bytes_per_s, roofs_after.link_bytes_per_s),
-          std::max(roofs_before.m16n8k8_flops_per_s, roofs_after.m16n8k8_flops_per_s)};
-}
-
-double BenchReport::roofs_drift() const {
-  double most = 0;
-  for (const auto roof :
-       {&Roofs::read_bytes_per_s, &Roofs::flops_per_s, &Roofs::link_bytes_per_s, &Roofs::m16n8k8_flops_per_s})
-    if (roofs_before.*roof > 0) most = std::max(most, drift(roofs_before.*roof, roofs_after.*roof));
-  return most;
-}
-
 double median(std::vector<double> values) {
   OFL_ASSERT(!values.empty());
   std::sort(values.begin(), values.end());
   const size_t half = values.size() / 2;
   return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
-}
-
-double drift(double a, double b) {
-  return std::abs(b / a - 1);
 }
 
 double predicted_seconds(const Cost& cost, const Roofs& roofs) {

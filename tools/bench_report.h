@@ -66,15 +66,12 @@ struct BenchReport {
   std::optional<double> baseline_drift;
   OrderedJson plan;  // null: none
 
-  // The better of the two measurements.
-  Roofs roofs() const;
-  double roofs_drift() const;
+  Roofs roofs() const { return better_of(roofs_before, roofs_after); }
+  double roofs_drift() const { return drift(roofs_before, roofs_after); }
   bool quotable() const { return roofs_drift() <= kDriftMax && baseline_drift.value_or(0) <= kDriftMax; }
 };
 
 double median(std::vector<double> values);
-// |b / a - 1|
-double drift(double a, double b);
 // What the roofs allow at best: the slower of moving the bytes and computing the operations.
 double predicted_seconds(const Cost& cost, const Roofs& roofs);
 
