@@ -3,8 +3,7 @@
 #include <chrono>
 
 #include "cuda_group.h"
-#include "golden.h"
-#include "offload/engine.h"
+#include "golden_chain.h"
 
 using namespace offload;
 
@@ -52,17 +51,8 @@ class CudaRig {
 
   Engine& engine() { return *engine_; }
 
-  // Logits of every prompt row, then of each token of a forced chain.
   std::vector<float> run(const GoldenPrompt& prompt, size_t chain_tokens) {
-    Sequence sequence = engine_->new_sequence();
-    std::vector<float> out;
-    const auto keep = [&](int64_t, std::span<const float> logits) {
-      out.insert(out.end(), logits.begin(), logits.end());
-    };
-    engine_->feed(sequence, prompt.ids, Engine::LogitRows::all, keep);
-    for (size_t i = 0; i < chain_tokens; ++i)
-      engine_->feed(sequence, std::span(prompt.fp32.tokens).subspan(i, 1), Engine::LogitRows::last, keep);
-    return out;
+    return chain_logits(*engine_, prompt, chain_tokens);
   }
 
  private:
@@ -75,10 +65,6 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
   double worst = 0;
   for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(double{a[i]} - double{b[i]}));
   return worst;
-}
-
-const GoldenPrompt& long_chinese(const Golden& golden) {
-  return golden.prompts()[5];
 }
 
 // Tokens of the forced chain that another decision than the golden's would have changed, above the margin.

@@ -9,8 +9,7 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/cpu_ops.h"
 #include "cpu/thread_collective.h"
-#include "golden.h"
-#include "offload/engine.h"
+#include "golden_chain.h"
 #include "remote_device.h"
 
 namespace offload {
@@ -85,17 +84,8 @@ class RigOn {
   Engine& engine() { return *engine_; }
   Device& device(int rank) { return *devices_[static_cast<size_t>(rank)]; }
 
-  // Logits of every prompt row, then of each token of a forced chain.
   std::vector<float> run(const GoldenPrompt& prompt, size_t chain_tokens) {
-    Sequence sequence = engine_->new_sequence();
-    std::vector<float> out;
-    const auto keep = [&](int64_t, std::span<const float> logits) {
-      out.insert(out.end(), logits.begin(), logits.end());
-    };
-    engine_->feed(sequence, prompt.ids, Engine::LogitRows::all, keep);
-    for (size_t i = 0; i < chain_tokens; ++i)
-      engine_->feed(sequence, std::span(prompt.fp32.tokens).subspan(i, 1), Engine::LogitRows::last, keep);
-    return out;
+    return chain_logits(*engine_, prompt, chain_tokens);
   }
 
  private:
@@ -108,11 +98,6 @@ class RigOn {
 
 using Rig = RigOn<cpu::CpuBackend>;
 using RemoteRig = RigOn<RemoteDevice>;
-
-// 106 tokens: with chunks of 20 a last one of 6, which is as short as a decode step.
-inline const GoldenPrompt& long_chinese(const Golden& golden) {
-  return golden.prompts()[5];
-}
 
 }  // namespace offload
 
