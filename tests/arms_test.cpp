@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "cpu/cpu_ops.h"
 #include "golden.h"
@@ -194,6 +195,32 @@ TEST_CASE("a_strict_arm_has_evidence_that_it_cannot_be_told_from_a_control") {
   CHECK(strict > 1);  // the baseline is not the only one
 }
 
+TEST_CASE("the_yardstick_in_evidence_is_what_the_controls_evidence_says") {
+  const std::vector<Arm> arms = shipped_arms();
+  std::map<std::string, Yardstick> expected;  // by model and device
+  const auto machine = [](const ArmEvidence& evidence) { return evidence.model + " on " + evidence.device; };
+  for (const Arm& arm : arms)
+    for (const std::string& path : arm.evidence) {
+      if (arm.status != ArmStatus::control) continue;
+      const ArmEvidence evidence = shipped_evidence(path);
+      Yardstick& most = expected[machine(evidence)];
+      most.flips = std::max(most.flips, evidence.score.flips);
+      most.largest_margin = std::max(most.largest_margin, evidence.score.largest_margin);
+      most.prompt_flips.resize(evidence.prompts.size());
+      for (size_t i = 0; i < evidence.prompts.size(); ++i)
+        most.prompt_flips[i] = std::max(most.prompt_flips[i], evidence.score.prompts[i].flips);
+    }
+  for (const Arm& arm : arms)
+    for (const std::string& path : arm.evidence) {
+      CAPTURE(path);
+      const ArmEvidence evidence = shipped_evidence(path);
+      const Yardstick& most = expected.at(machine(evidence));
+      CHECK(evidence.yardstick.flips == most.flips);
+      CHECK(evidence.yardstick.largest_margin == most.largest_margin);
+      CHECK(evidence.yardstick.prompt_flips == most.prompt_flips);
+    }
+}
+
 TEST_CASE("evidence_that_does_not_match_is_found_out") {
   const auto arms = shipped_arms();
   const Arm& arm = *std::find_if(arms.begin(), arms.end(), [](const Arm& a) { return a.name == "scaled_fp16"; });
@@ -211,8 +238,27 @@ TEST_CASE("evidence_that_does_not_match_is_found_out") {
   CHECK(faults_of([](ArmEvidence& e) { e.prompts[0].prompt_tokens = 511; }).size() == 1);
   CHECK(faults_of([](ArmEvidence& e) { e.prompts[0].decode_tokens = 31; }).size() == 1);
   CHECK(faults_of([](ArmEvidence& e) { e.score.oracle.reset(); }).size() == 1);
+  CHECK(faults_of([](ArmEvidence& e) { ++e.score.prompts[1].flips; }).size() == 1);
   CHECK_THROWS_WITH_AS(parse_evidence("{}", "e.json"), doctest::Contains("e.json: no evidence of offload-parity"),
                        Error);
+}
+
+TEST_CASE("evidence_has_the_controls_flips_of_each_of_its_prompts") {
+  const std::string path = "evidence/demo-qwen4-exp-cpu-scaled_fp16.json";
+  const Json good = parse_json(read_text_file(kConfigs + path, 1 << 20), path);
+  const auto refused = [&](const std::function<void(Json&)>& change, const char* part) {
+    Json changed = good;
+    change(changed);
+    CHECK_THROWS_WITH_AS(parse_evidence(changed.dump(), "e.json"), doctest::Contains(part), Error);
+  };
+  refused([](Json& e) { e["controls"].erase("prompt_flips"); }, "prompt_flips");
+  refused([](Json& e) { e["controls"]["prompt_flips"] = 3; }, "e.json: no evidence of offload-parity");
+  refused([](Json& e) { e["prompts"][0].erase("flips"); }, "flips");
+  for (const Json& counts : {Json::array(), Json::array({22, 14}), Json::array({22, 14, 10, 0})})
+    refused([&](Json& e) { e["controls"]["prompt_flips"] = counts; }, "e.json: controls.prompt_flips has");
+  Json without = good;
+  without["controls"].update({{"arms", Json::array()}, {"prompt_flips", Json::array()}});
+  CHECK(parse_evidence(without.dump(), "e.json").yardstick.prompt_flips.empty());
 }
 
 TEST_CASE("an_arm_is_strict_up_to_the_controls_figures_and_not_beyond") {
@@ -231,6 +277,28 @@ TEST_CASE("an_arm_is_strict_up_to_the_controls_figures_and_not_beyond") {
   CHECK(fault([](ArmScore& s) { s.rows_not_finite = 1; }) == "1 rows are not finite");
   CHECK(fault([](ArmScore& s) { s.oracle->mean = 0.0126; }).starts_with("mean KL 0.0126 to the oracle"));
   CHECK(fault([](ArmScore& s) { s.oracle->median = 0.0012; }).starts_with("median KL 0.0012 to the oracle"));
+}
+
+TEST_CASE("where_no_control_flips_a_strict_arm_flips_neither") {
+  const Yardstick yardstick{.flips = 3, .largest_margin = 0.25, .prompt_flips = {3, 0, 0}};
+  const auto faults = [&](int64_t zh, int64_t en, int64_t code) {
+    const ArmScore arm{
+        .flips = zh + en + code, .largest_margin = 0.125, .prompts = {{"zh", zh}, {"en", en}, {"code", code}}};
+    return strict_faults(arm, yardstick);
+  };
+  using Faults = std::vector<std::string>;
+  CHECK(faults(0, 0, 0) == Faults{});
+  CHECK(faults(3, 0, 0) == Faults{});
+  CHECK(faults(0, 2, 0) == Faults{"prompt en: 2 flips where no control has one"});
+  CHECK(faults(1, 1, 1) ==
+        Faults{"prompt en: 1 flips where no control has one", "prompt code: 1 flips where no control has one"});
+  CHECK(faults(3, 1, 0) == Faults{"4 flips, the controls' most is 3", "prompt en: 1 flips where no control has one"});
+}
+
+TEST_CASE("without_a_control_the_pooled_count_faults_a_flip_and_no_prompt_is_named") {
+  const ArmScore arm{.flips = 2, .prompts = {{"zh", 2}, {"en", 0}}};
+  CHECK(strict_faults(arm, {}) == std::vector<std::string>{"2 flips, the controls' most is 0"});
+  CHECK(strict_faults({.prompts = {{"zh", 0}}}, {}).empty());
 }
 
 }  // namespace offload::arms_test

@@ -10,6 +10,7 @@
 
 #include "core/tokenizer.h"
 #include "golden.h"
+#include "offload/arm_evidence.h"
 #include "stored_model.h"
 #include "tool_run.h"
 
@@ -42,6 +43,16 @@ const Json& arm_of(const Json& report, std::string_view name) {
     if (arm.at("arm") == name) return arm;
   FAIL("no arm ", std::string(name));
   return report;
+}
+
+// offload-parity with these arms: a program takes the configs beside its build tree, so a copy elsewhere takes others.
+std::string parity_with_arms(const StoredFolder& folder, std::string_view arms) {
+  fs::create_directories(folder.file("build/tools"));
+  fs::create_directories(folder.file("configs"));
+  const std::string program = folder.file("build/tools/offload-parity");
+  fs::copy_file(kParity, program);
+  folder.write("configs/arms.json", arms);
+  return program;
 }
 
 int64_t tokens_of(const Tokenizer& tokenizer, const std::string& prompt) {
@@ -119,6 +130,13 @@ TEST_CASE("each_arm_is_reported_beside_the_controls_and_the_report_repeats_itsel
   REQUIRE(first.at("prompts").size() == 2);
   CHECK(first.at("prompts")[0] == Json{{"name", "en"}, {"prompt_tokens", 140}, {"decode_tokens", 3}});
   CHECK(first.at("controls").at("arms").size() == 4);
+  for (size_t i = 0; i < 2; ++i) {
+    int64_t most = 0;
+    for (const Json& control : first.at("controls").at("arms"))
+      most = std::max(most, arm_of(first, control.get<std::string>()).at("prompts")[i].at("flips").get<int64_t>());
+    CHECK(first.at("controls").at("prompt_flips")[i] == most);
+    for (const Json& arm : first.at("arms")) CHECK(arm.at("prompts")[i].at("controls_flips") == most);
+  }
   for (const Json& arm : first.at("arms")) CHECK(arm.at("total").at("rows") == 2 * 143);
   CHECK(arm_of(first, "bf16").at("total").at("flips") == 0);
   CHECK(arm_of(first, "bf16").at("oracle").at("mean_kl").get<double>() > 0);
@@ -141,7 +159,8 @@ TEST_CASE("each_arm_is_reported_beside_the_controls_and_the_report_repeats_itsel
 TEST_CASE("the_table_names_the_arms_and_the_yardstick") {
   const Run result = run({"--arms", "scaled_hc", "--prompts", "code", "--prompt-tokens", "20", "--decode-tokens", "1"});
   CHECK(result.exit_code == 0);
-  for (const char* part : {"demo-qwen4-exp", "code 20 + 1", "control_moe", "scaled_hc", "A control changes up to"})
+  for (const char* part : {"demo-qwen4-exp", "code 20 + 1", "control_moe", "scaled_hc", "flips controls",
+                           "A control changes up to", "decisions (code "})
     CHECK_MESSAGE(result.out.find(part) != std::string::npos, part);
 }
 
@@ -186,24 +205,66 @@ TEST_CASE("bad_usage_is_refused_by_name") {
 }
 
 TEST_CASE("an_arm_that_is_called_strict_and_is_not_fails_the_run") {
-  // A program takes the configs beside its build tree: a copy elsewhere takes others.
   const StoredFolder folder;
-  fs::create_directories(folder.file("build/tools"));
-  fs::create_directories(folder.file("configs"));
-  const std::string program = folder.file("build/tools/offload-parity");
-  fs::copy_file(kParity, program);
-  folder.write("configs/arms.json",
-               R"({"arms": [{"name": "bold", "status": "strict", "evidence": ["x.json"], "description": "",
-                   "rules": [{"site": "dense", "phase": "any", "rows_min": 9, "math": "fp16_out"}]}]})");
+  const std::string program = parity_with_arms(
+      folder, R"({"arms": [{"name": "bold", "status": "strict", "evidence": ["x.json"], "description": "",
+                  "rules": [{"site": "dense", "phase": "any", "rows_min": 9, "math": "fp16_out"}]}]})");
   const Arguments arguments{"--prompts", "zh", "--decode-tokens", "1"};
   const Run result = run(arguments, program);
   CHECK(result.exit_code == 1);
   CHECK(result.err.find("bold is marked strict: ") != std::string::npos);
   CHECK(result.out.find("bold") != std::string::npos);
+  CHECK(result.out.find("No control ran: a strict arm changes no decision.") != std::string::npos);
   folder.write("configs/arms.json", R"({"arms": [{"name": "bold"}]})");
   const Run broken = run(arguments, program);
   CHECK(broken.exit_code == 1);
   CHECK(broken.err.find("arms.json: arm \"bold\": field \"status\" is missing") != std::string::npos);
+}
+
+TEST_CASE("a_flip_on_a_prompt_on_which_no_control_flips_fails_the_run_however_many_a_control_has_elsewhere") {
+  // The control acts from 50 rows on, the arm below: each on prompts that the other leaves alone. FP16 sums change
+  // decisions in any order of summation, so that no instruction set spares the short prompt.
+  Json control_rules = Json::array(), rules = Json::array();
+  for (const char* site : {"dense", "hyper_connection", "experts"}) {
+    control_rules.push_back({{"site", site}, {"rows_min", 50}, {"math", "fp16_out"}});
+    rules.push_back({{"site", site}, {"rows_min", 50}, {"math", "native"}});
+    rules.push_back({{"site", site}, {"rows_min", 9}, {"math", "fp16_out"}});
+  }
+  const auto arm = [](const char* name, const char* status, const Json& its_rules) {
+    return Json{{"name", name},
+                {"status", status},
+                {"evidence", Json::array({"x.json"})},
+                {"description", ""},
+                {"rules", its_rules}};
+  };
+  const Json arms{{"arms", {arm("wild", "control", control_rules), arm("bold", "strict", rules)}}};
+  const StoredFolder folder;
+  const std::string program = parity_with_arms(folder, arms.dump());
+  const std::vector<int32_t> ids = Golden().prompts().back().ids;
+  const auto part = [&](size_t first, size_t count) {
+    return std::vector<int32_t>(ids.begin() + static_cast<std::ptrdiff_t>(first),
+                                ids.begin() + static_cast<std::ptrdiff_t>(first + count));
+  };
+  folder.write("prompts.json", Json{{{"name", "short"}, {"ids", part(0, 48)}},
+                                    {{"name", "few"}, {"ids", part(0, 8)}},
+                                    {{"name", "long"}, {"ids", part(0, 128)}},
+                                    {{"name", "next"}, {"ids", part(128, 128)}},
+                                    {{"name", "last"}, {"ids", part(256, 128)}}}
+                                   .dump());
+  const Run result = run({"--prompts", folder.file("prompts.json"), "--decode-tokens", "1", "--json"}, program);
+  INFO(result.err);
+  REQUIRE(result.exit_code == 1);
+  const Json report = parse_json(result.out, "standard output");
+  const Json &control = arm_of(report, "wild"), &bold = arm_of(report, "bold");
+  const auto flips = [](const Json& counts) { return counts.at("flips").get<int64_t>(); };
+  const int64_t short_flips = flips(bold.at("prompts")[0]);
+  REQUIRE(short_flips > 0);
+  REQUIRE(flips(control.at("prompts")[0]) == 0);
+  REQUIRE(flips(control.at("total")) >= flips(bold.at("total")));
+  for (size_t i = 0; i < 5; ++i) CHECK(bold.at("prompts")[i].at("controls_flips") == flips(control.at("prompts")[i]));
+  const std::string fault = fmt::format("prompt short: {} flips where no control has one", short_flips);
+  CHECK(bold.at("strict_faults") == Json::array({fault}));
+  CHECK(result.err.find("bold is marked strict: " + fault) != std::string::npos);
 }
 
 TEST_CASE("evidence_is_one_file_for_each_arm_named_after_model_and_device") {
@@ -213,7 +274,9 @@ TEST_CASE("evidence_is_one_file_for_each_arm_named_after_model_and_device") {
   for (const char* arm : {"bf16", "control", "control_dense", "control_hc", "control_moe", "scaled_moe"}) {
     const std::string path = folder.file(fmt::format("demo-qwen4-exp-cpu-{}.json", arm));
     REQUIRE_MESSAGE(fs::exists(path), path);
-    CHECK(parse_json(read_text_file(path, 1 << 16), path).at("arm") == arm);
+    const ArmEvidence evidence = parse_evidence(read_text_file(path, 1 << 16), path);
+    CHECK(evidence.arm == arm);
+    CHECK(evidence.yardstick.prompt_flips == std::vector<int64_t>{evidence.yardstick.flips});  // of the one prompt
   }
 }
 

@@ -45,10 +45,12 @@ OrderedJson status_json(const ArmResult& arm) {
 }
 
 OrderedJson arm_json(const ParityResult& result, const ArmResult& arm) {
+  const std::vector<int64_t> controls_flips = result.yardstick().prompt_flips;
   OrderedJson prompts = OrderedJson::array();
   for (size_t i = 0; i < arm.prompts.size(); ++i) {
     OrderedJson prompt = OrderedJson::object({{"name", result.prompts[i].name}});
     prompt.update(counts_json(arm.prompts[i].against_baseline));
+    prompt["controls_flips"] = controls_flips.empty() ? OrderedJson() : OrderedJson(controls_flips[i]);
     prompt["oracle"] = optional_counts(arm.prompts[i].against_oracle);
     prompt["changed"] = changed_json(arm.prompts[i].against_baseline);
     prompts.push_back(std::move(prompt));
@@ -59,7 +61,7 @@ OrderedJson arm_json(const ParityResult& result, const ArmResult& arm) {
                               {"total", counts_json(arm.total)},
                               {"prompts", prompts},
                               {"oracle", optional_counts(arm.oracle_total)},
-                              {"strict_faults", strict_faults(arm.score(), result.yardstick())}});
+                              {"strict_faults", result.faults(arm)}});
 }
 
 OrderedJson controls_json(const ParityResult& result) {
@@ -67,8 +69,10 @@ OrderedJson controls_json(const ParityResult& result) {
   for (const ArmResult& arm : result.arms)
     if (arm.status == ArmStatus::control) arms.push_back(arm.arm);
   const Yardstick yardstick = result.yardstick();
-  return OrderedJson::object(
-      {{"arms", arms}, {"flips", yardstick.flips}, {"largest_margin", yardstick.largest_margin}});
+  return OrderedJson::object({{"arms", arms},
+                              {"flips", yardstick.flips},
+                              {"largest_margin", yardstick.largest_margin},
+                              {"prompt_flips", yardstick.prompt_flips}});
 }
 
 // A command as its program and its flags, each with its value: lines that stay short in a file.
@@ -82,16 +86,34 @@ OrderedJson flags_json(std::string_view command) {
   return flags;
 }
 
-std::string table_line(std::string_view name, std::string_view status, const LogitComparison& counts,
-                       const std::optional<LogitComparison>& oracle) {
+std::string table_line(std::string_view name, std::string_view status, std::string_view controls,
+                       const LogitComparison& counts, const std::optional<LogitComparison>& oracle) {
   std::string line =
-      fmt::format("{:<20} {:<12} {:>5} {:>5} {:>5} {:>8.4f} {:>9.4f} {:>9.2e} {:>9.2e} {:>9.2e}", name, status,
-                  counts.rows(), counts.ties(), counts.flips(), counts.largest_margin(), counts.max_difference(),
-                  counts.mean_difference(), counts.mean_kl(), counts.median_kl());
+      fmt::format("{:<20} {:<12} {:>5} {:>5} {:>5} {:>8} {:>8.4f} {:>9.4f} {:>9.2e} {:>9.2e} {:>9.2e}", name, status,
+                  counts.rows(), counts.ties(), counts.flips(), controls, counts.largest_margin(),
+                  counts.max_difference(), counts.mean_difference(), counts.mean_kl(), counts.median_kl());
   if (oracle)
     line += fmt::format(" | {:>5} {:>9.2e} {:>9.2e}", oracle->flips(), oracle->mean_kl(), oracle->median_kl());
   if (counts.rows_not_finite() > 0) line += fmt::format("  {} rows not finite", counts.rows_not_finite());
   return line + "\n";
+}
+
+// The most flips of a control for the lines of an arm, on all prompts and on each; "-" without a control.
+std::vector<std::string> controls_column(const ParityResult& result, const Yardstick& yardstick) {
+  std::vector<std::string> column(result.prompts.size() + 1, "-");
+  if (yardstick.prompt_flips.empty()) return column;
+  column[0] = std::to_string(yardstick.flips);
+  for (size_t i = 0; i < result.prompts.size(); ++i) column[i + 1] = std::to_string(yardstick.prompt_flips[i]);
+  return column;
+}
+
+std::string controls_line(const ParityResult& result, const Yardstick& yardstick) {
+  if (yardstick.prompt_flips.empty()) return "No control ran: a strict arm changes no decision.\n";
+  std::vector<std::string> prompts;
+  for (size_t i = 0; i < result.prompts.size(); ++i)
+    prompts.push_back(fmt::format("{} {}", result.prompts[i].name, yardstick.prompt_flips[i]));
+  return fmt::format("A control changes up to {} decisions ({}), at a margin of up to {:.4f}.\n", yardstick.flips,
+                     fmt::join(prompts, ", "), yardstick.largest_margin);
 }
 
 }  // namespace
@@ -125,24 +147,24 @@ std::string parity_table(const ParityResult& result, const ParityContext& contex
       fmt::format("model    {}\ndevice   {}, {}\nprompts ", context.model, context.device, context.instruction_set);
   for (const ParityResult::Prompt& prompt : result.prompts)
     table += fmt::format(" {} {} + {}", prompt.name, prompt.prompt_tokens, prompt.decode_tokens);
-  table += fmt::format("\n\n{:<20} {:<12} {:>5} {:>5} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9}", "arm", "status", "rows",
-                       "ties", "flips", "margin", "max diff", "mean diff", "mean KL", "median");
+  table += fmt::format("\n\n{:<20} {:<12} {:>5} {:>5} {:>5} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9}", "arm", "status",
+                       "rows", "ties", "flips", "controls", "margin", "max diff", "mean diff", "mean KL", "median");
   if (result.oracle) table += fmt::format(" | {} flips, mean KL, median", *result.oracle);
   table += "\n";
+  const Yardstick yardstick = result.yardstick();
+  const std::vector<std::string> controls = controls_column(result, yardstick);
   const auto add = [&](const ArmResult& arm, std::string_view status) {
-    table += table_line(arm.arm, status, arm.total, arm.oracle_total);
+    table += table_line(arm.arm, status, controls[0], arm.total, arm.oracle_total);
     for (size_t i = 0; i < arm.prompts.size(); ++i)
-      table +=
-          table_line("  " + result.prompts[i].name, "", arm.prompts[i].against_baseline, arm.prompts[i].against_oracle);
+      table += table_line("  " + result.prompts[i].name, "", controls[i + 1], arm.prompts[i].against_baseline,
+                          arm.prompts[i].against_oracle);
   };
   add(result.baseline, "baseline");
   for (const ArmResult& arm : result.arms) add(arm, arm.status ? status_name(*arm.status) : "");
-  const Yardstick yardstick = result.yardstick();
-  table += fmt::format("\nA control changes up to {} decisions, at a margin of up to {:.4f}.\n", yardstick.flips,
-                       yardstick.largest_margin);
+  table += "\n" + controls_line(result, yardstick);
   for (const ArmResult& arm : result.arms) {
     if (arm.status == ArmStatus::control) continue;
-    const std::vector<std::string> faults = strict_faults(arm.score(), yardstick);
+    const std::vector<std::string> faults = result.faults(arm);
     table += fmt::format("{}: {}\n", arm.arm,
                          faults.empty() ? "cannot be told from a control" : fmt::format("{}", fmt::join(faults, "; ")));
   }
@@ -175,7 +197,7 @@ OrderedJson evidence_json(const ParityResult& result, const ArmResult& arm, cons
                               {"total", counts_json(arm.total)},
                               {"oracle", oracle},
                               {"controls", controls_json(result)},
-                              {"strict_faults", strict_faults(arm.score(), result.yardstick())}});
+                              {"strict_faults", result.faults(arm)}});
 }
 
 }  // namespace offload::tools

@@ -126,10 +126,13 @@ ArmResult run_arm(const Settings& settings, int64_t context, const Compared& com
 
 }  // namespace
 
-ArmScore ArmResult::score() const {
-  ArmScore score{
-      .flips = total.flips(), .rows_not_finite = total.rows_not_finite(), .largest_margin = total.largest_margin()};
-  if (oracle_total) score.oracle = OracleKl{oracle_total->mean_kl(), oracle_total->median_kl()};
+ArmScore ParityResult::score(const ArmResult& arm) const {
+  ArmScore score{.flips = arm.total.flips(),
+                 .rows_not_finite = arm.total.rows_not_finite(),
+                 .largest_margin = arm.total.largest_margin()};
+  for (size_t i = 0; i < prompts.size(); ++i)
+    score.prompts.push_back({prompts[i].name, arm.prompts[i].against_baseline.flips()});
+  if (arm.oracle_total) score.oracle = OracleKl{arm.oracle_total->mean_kl(), arm.oracle_total->median_kl()};
   return score;
 }
 
@@ -139,8 +142,11 @@ Yardstick ParityResult::yardstick() const {
     if (arm.status != ArmStatus::control) continue;
     yardstick.flips = std::max(yardstick.flips, arm.total.flips());
     yardstick.largest_margin = std::max(yardstick.largest_margin, arm.total.largest_margin());
+    yardstick.prompt_flips.resize(prompts.size());
+    for (size_t i = 0; i < prompts.size(); ++i)
+      yardstick.prompt_flips[i] = std::max(yardstick.prompt_flips[i], arm.prompts[i].against_baseline.flips());
   }
-  yardstick.baseline = baseline.score().oracle;
+  yardstick.baseline = score(baseline).oracle;
   return yardstick;
 }
 
@@ -148,7 +154,7 @@ std::vector<std::string> ParityResult::broken_promises() const {
   std::vector<std::string> broken;
   for (const ArmResult& arm : arms) {
     if (arm.status != ArmStatus::strict) continue;
-    for (const std::string& fault : strict_faults(arm.score(), yardstick()))
+    for (const std::string& fault : faults(arm))
       broken.push_back(fmt::format("{} is marked strict: {}", arm.arm, fault));
   }
   return broken;

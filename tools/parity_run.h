@@ -40,8 +40,6 @@ struct ArmResult {
   LogitComparison total;
   std::optional<LogitComparison> oracle_total = {};
   double seconds = 0;  // of the run, without the load
-
-  ArmScore score() const;
 };
 
 struct ParityResult {
@@ -54,7 +52,10 @@ struct ParityResult {
   ArmResult baseline;                      // compared with itself, and with the oracle
   std::vector<ArmResult> arms;
 
+  ArmScore score(const ArmResult& arm) const;
   Yardstick yardstick() const;
+  // strict_faults() of the arm, whatever its status.
+  std::vector<std::string> faults(const ArmResult& arm) const { return strict_faults(score(arm), yardstick()); }
   // Arms that are called strict and are not, with the reason.
   std::vector<std::string> broken_promises() const;
 };

@@ -3,8 +3,9 @@
 // Keys: arm, rules (as in arms.json), baseline, model, device ("cpu", "cuda sm_90", "cuda forced sm_75"),
 // instruction_set, command [program and flags], commit, prompts [{name, prompt_tokens, decode_tokens, and the counts
 // below}], total {rows, rows_not_finite, ties, flips, largest_margin, max_difference, mean_difference, mean_kl,
-// median_kl}, oracle {arm, total, baseline {mean_kl, median_kl}} or null, controls {arms, flips, largest_margin},
-// strict_faults. Immutable value; thread-safe.
+// median_kl}, oracle {arm, total, baseline {mean_kl, median_kl}} or null, controls {arms, flips, largest_margin,
+// prompt_flips [of each prompt the most that a control has there; none without a control]}, strict_faults. Immutable
+// value; thread-safe.
 #ifndef OFFLOAD_OFFLOAD_ARM_EVIDENCE_H_
 #define OFFLOAD_OFFLOAD_ARM_EVIDENCE_H_
 
@@ -30,7 +31,7 @@ struct ArmEvidence {
   Yardstick yardstick;
 };
 
-// Throws Error{input} naming `origin` and the key that is missing or of a wrong type.
+// Throws Error{input} naming `origin` and the key that is missing, of a wrong type or of a wrong count.
 ArmEvidence parse_evidence(std::string_view json, std::string_view origin);
 
 // Decisions that a verdict needs at least, of each of so many prompts.
@@ -39,7 +40,7 @@ inline constexpr int64_t kEvidencePromptTokensMin = 512;
 inline constexpr int64_t kEvidenceDecodeTokensMin = 32;
 
 // Why this is no evidence about the arm as it stands, one line each: of another arm, of other rules, of too few
-// decisions, without an oracle.
+// decisions, of prompts that are not its total, without an oracle.
 std::vector<std::string> evidence_faults(const Arm& arm, const ArmEvidence& evidence);
 
 }  // namespace offload

@@ -93,6 +93,7 @@ double LogitComparison::median_kl() const {
 }
 
 std::vector<std::string> strict_faults(const ArmScore& arm, const Yardstick& yardstick) {
+  OFL_ASSERT(yardstick.prompt_flips.empty() || yardstick.prompt_flips.size() == arm.prompts.size());
   std::vector<std::string> faults;
   if (arm.rows_not_finite > 0) faults.push_back(fmt::format("{} rows are not finite", arm.rows_not_finite));
   if (arm.flips > yardstick.flips)
@@ -100,6 +101,10 @@ std::vector<std::string> strict_faults(const ArmScore& arm, const Yardstick& yar
   if (arm.largest_margin > yardstick.largest_margin)
     faults.push_back(fmt::format("a flip at margin {:.4g}, the controls' largest is {:.4g}", arm.largest_margin,
                                  yardstick.largest_margin));
+  for (size_t i = 0; i < yardstick.prompt_flips.size(); ++i)
+    if (yardstick.prompt_flips[i] == 0 && arm.prompts[i].flips > 0)
+      faults.push_back(fmt::format("prompt {}: {} flips where no control has one", printable(arm.prompts[i].prompt),
+                                   arm.prompts[i].flips));
   if (!arm.oracle || !yardstick.baseline) return faults;
   const auto check = [&](std::string_view what, double kl, double baseline, double factor) {
     if (kl > factor * baseline)

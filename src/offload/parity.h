@@ -65,15 +65,24 @@ struct OracleKl {
   double mean = 0, median = 0;
 };
 
+struct PromptFlips {
+  std::string prompt;
+  int64_t flips = 0;
+};
+
 // What the verdict on an arm needs of its run, and of the runs that it is measured by.
 struct ArmScore {
   int64_t flips = 0, rows_not_finite = 0;
   double largest_margin = 0;
-  std::optional<OracleKl> oracle = {};  // nothing: not compared with one
+  std::vector<PromptFlips> prompts = {};  // `flips` by prompt
+  std::optional<OracleKl> oracle = {};    // nothing: not compared with one
 };
 struct Yardstick {
   int64_t flips = 0;          // of the control that changed most decisions
   double largest_margin = 0;  // of any control
+  // On each of ArmScore's prompts, in its order, those of the control that changed most there, which need not be the
+  // same on another prompt. Empty: no control ran.
+  std::vector<int64_t> prompt_flips = {};
   std::optional<OracleKl> baseline = {};
 };
 
@@ -82,7 +91,10 @@ struct Yardstick {
 inline constexpr double kMeanKlFactorMax = 1.25;
 inline constexpr double kMedianKlFactorMax = 1.15;
 
-// Why the arm can be told from a control, one line each; empty: it is strict. KL counts where both have one.
+// Why the arm can be told from a control, one line each; empty: it is strict. A prompt on which the arm flips and no
+// control does is a fault of its own, however many flips the controls have elsewhere. Without a control any flip is one
+// of the pooled count, so that no prompt is named. KL counts where both have one.
+// REQUIRES: a yardstick of as many prompts as the arm, or of none.
 std::vector<std::string> strict_faults(const ArmScore& arm, const Yardstick& yardstick);
 
 }  // namespace offload
