@@ -132,14 +132,18 @@ __device__ void multiply(const GroupedGemm& p, const GemmRun& run, int first_row
   auto* tile = reinterpret_cast<TOut*>(shared);
   const int t = static_cast<int>(threadIdx.x) % kGroupThreads;
   const int column = group * 64 + t / kWarp * 16 + t % kWarp / 4, row = t % 4 * 2;
+  // ptxas makes all the products wait for each other where a conversion reads their sums (C7514), so a multiplication
+  // does.
+  float one;
+  asm volatile("mov.f32 %0, 0f3F800000;" : "=f"(one));
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) {
     TOut* to = tile + (row + i / 4 * 8 + i % 2) * kPitch + column + i / 2 % 2 * 8;
     if constexpr (kSwiglu) {
       store_float(to, swiglu_of<bf16>(d[0][i], d[1][i], p.rounding));
     } else {
-      store_float(to, d[0][i]);
-      store_float(to + kHalfRows, d[1][i]);
+      store_float(to, d[0][i] * one);
+      store_float(to + kHalfRows, d[1][i] * one);
     }
   }
   __syncthreads();
