@@ -69,7 +69,7 @@ TEST_CASE("tiles_waste_no_more_rows_than_they_must_and_are_wide_where_shared_mem
   CHECK(plan_tile(GemmKernel::mma_bf16, 160, large).columns == 256);
   CHECK(plan_tile(GemmKernel::mma_bf16, 9, large).columns == 128);
   for (const int64_t average : {9, 64, 65, 160, 8192}) {
-    CHECK(plan_tile(GemmKernel::mma_scaled, average, large).rows == (average <= 64 ? 64 : 128));
+    CHECK(plan_tile(GemmKernel::mma_scaled, average, large).rows == (average <= 64 ? 64 : kScaledRows));
     CHECK(plan_tile(GemmKernel::mma_scaled, average, large).columns == 128);
   }
   CHECK(plan_tile(GemmKernel::simt, 8192, large).rows == 64);

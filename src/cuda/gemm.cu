@@ -9,15 +9,17 @@ namespace {
 // --- grouped products ---
 
 template <bool kSwiglu, typename TOut>
-void launch_scaled(const GroupedGemm& p, dim3 grid, const GemmTileShape& shape, cudaStream_t stream) {
+void launch_scaled(GroupedGemm p, dim3 grid, const GemmTileShape& shape, cudaStream_t stream) {
+  p.chunks_aligned = p.out_stride * sizeof(TOut) % 16 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
   const auto go = [&](auto tile) {
     using Tile = decltype(tile);
+    OFL_ASSERT(shape.rows == Tile::kTileM && shape.columns == Tile::kTileN);
     launch(grouped_scaled_kernel<Tile, kSwiglu, TOut>, grid, Tile::kThreads, Tile::kShared, stream, p);
   };
-  if (shape.rows == 128) return go(ScaledTile<128, 128>{});
+  if (shape.rows > 64) return go(ScaledTile<2, kScaledRows, 2>{});
   if constexpr (!kSwiglu)
-    if (shape.columns == 64) return go(ScaledTile<64, 64>{});
-  go(ScaledTile<64, 128>{});
+    if (shape.columns == 64) return go(ScaledTile<1, 64, 4>{});
+  go(ScaledTile<2, 64, 3>{});
 }
 
 template <bool kSwiglu, typename TOut>
@@ -51,7 +53,7 @@ __device__ inline int32_t row_exponent(const bf16* row, int64_t k, Math math) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   uint32_t most = 0;
   if (k % 8 == 0 && reinterpret_cast<uintptr_t>(row) % 16 == 0) {
-    for (int64_t i = lane; i < k / 8; i += kWarp) most = larger_magnitude(most, reinterpret_cast<const uint4*>(row)[i]);
+    for (int64_t i = lane; i < k / 8; i += kWarp) most = largest_bits(reinterpret_cast<const uint4*>(row)[i], most);
   } else {
     for (int64_t i = lane; i < k; i += kWarp) most = max(most, row[i].bits & 0x7fffu);
   }
@@ -60,6 +62,7 @@ __device__ inline int32_t row_exponent(const bf16* row, int64_t k, Math math) {
 }
 
 constexpr int kRowWarps = 4;  // of a block; a row each
+constexpr unsigned kGridYMost = 65535;
 
 __device__ inline int64_t row_of_warp() {
   return static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
@@ -95,17 +98,17 @@ __global__ void scale_rows_kernel(const bf16* x, int64_t x_stride, const int32_t
   const float scale = power_of_two(e);
   if (threadIdx.x % kWarp == 0) exponents[row] = e;
   for (int64_t i = threadIdx.x % kWarp; i < chunks; i += kWarp)
-    out[row * chunks + i] = scaled_to_f16(reinterpret_cast<const uint4*>(from)[i], scale);
+    out[row * chunks + i] = half_pairs(reinterpret_cast<const uint4*>(from)[i], scale);
 }
 
 template <typename TOut>
 __global__ void unscale_kernel(const float* sums, int64_t n, const int32_t* x_exponents, const int32_t* w_exponents,
                                Math math, TOut* out, int64_t out_stride) {
   const GroupedGemm as_asked{.math = math};
-  const int64_t row = blockIdx.y;
+  const int64_t row = blockIdx.x;
   const int x_exponent = x_exponents[row];
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
-       i += int64_t{gridDim.x} * blockDim.x)
+  for (int64_t i = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x; i < n;
+       i += int64_t{gridDim.y} * blockDim.x)
     store_float(out + row * out_stride + i,
                 as_asked.finished(scalbnf(sums[row * n + i], -(x_exponent + w_exponents[i]))));
 }
@@ -169,8 +172,8 @@ void launch_unscale(const float* sums, int64_t m, int64_t n, const int32_t* x_ex
                     Math math, void* out, int64_t out_stride, DType dtype, cudaStream_t stream) {
   with_float_type(dtype, [&](auto type) {
     using TOut = decltype(type);
-    launch(unscale_kernel<TOut>, dim3(blocks_for(n, 1024), static_cast<unsigned>(m)), 256, 0, stream, sums, n,
-           x_exponents, w_exponents, math, static_cast<TOut*>(out), out_stride);
+    launch(unscale_kernel<TOut>, dim3(static_cast<unsigned>(m), std::min(blocks_for(n, 1024), kGridYMost)), 256, 0,
+           stream, sums, n, x_exponents, w_exponents, math, static_cast<TOut*>(out), out_stride);
   });
 }
 

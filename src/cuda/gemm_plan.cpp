@@ -49,7 +49,7 @@ GemmTileShape plan_tile(GemmKernel kernel, int64_t rows, const DeviceCaps& caps)
   constexpr int64_t kWideShared = 144 << 10;  // three stages of 128 + 256 rows of 128 bytes
   if (kernel == GemmKernel::simt) return {64, 64};
   if (kernel == GemmKernel::wgmma_bf16) return {kWgmmaRows, 256};
-  if (kernel == GemmKernel::mma_scaled) return {rows > 64 ? 128 : 64, 128};
+  if (kernel == GemmKernel::mma_scaled) return {rows > 64 ? kScaledRows : 64, 128};
   if (kernel == GemmKernel::mma_bf16 && rows > 64 && caps.shared_bytes >= kWideShared) return {128, 256};
   const bool tall = rows > 128 && (rows % 128 == 0 || rows % 128 > 64 || rows > 512);
   return {tall ? 128 : 64, 128};

@@ -6,6 +6,8 @@
 #ifndef OFFLOAD_CUDA_HALF_CUH_
 #define OFFLOAD_CUDA_HALF_CUH_
 
+#include <cuda_fp16.h>
+
 #include "cuda/pieces.cuh"
 
 namespace offload::cuda {
@@ -26,17 +28,12 @@ struct HalfScale {
   }
 };
 
-__device__ inline uint32_t half_bits(float value) {
-  uint16_t bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  return bits;
-}
-
 // Two BF16 numbers of a word, scaled, as two FP16 numbers.
 __device__ inline uint32_t half_pair(uint32_t pair, float factor) {
   float low, high;
   widen_pair(pair, low, high);
-  return half_bits(low * factor) | half_bits(high * factor) << 16;
+  const __half2 halves = __floats2half2_rn(low * factor, high * factor);
+  return *reinterpret_cast<const uint32_t*>(&halves);
 }
 __device__ inline uint4 half_pairs(const uint4& pairs, float factor) {
   return make_uint4(half_pair(pairs.x, factor), half_pair(pairs.y, factor), half_pair(pairs.z, factor),
