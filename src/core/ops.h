@@ -408,7 +408,11 @@ class Ops {
     is_aside_ = false;
   }
 
-  void set_planning(bool planning) { planning_ = planning; }
+  // Planning begins anew: scratch is of the calls since then.
+  void set_planning(bool planning) {
+    if (planning && !planning_) scratch_peak_bytes_ = scratch_aside_bytes_ = 0;
+    planning_ = planning;
+  }
   bool planning() const { return planning_; }
   int64_t scratch_peak_bytes() const { return scratch_peak_bytes_; }
   void set_scratch(Tensor scratch) { scratch_ = scratch; }  // U8 [scratch_peak_bytes()], 64-byte aligned
