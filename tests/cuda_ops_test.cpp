@@ -25,12 +25,12 @@ class DeviceMirror final : public Mirror {
   explicit DeviceMirror(Backend& backend, int64_t pool_bytes = 0)
       : backend_(backend), pool_(backend.allocate(pool_bytes, "a test")) {}
   void* allocate(int64_t bytes) override {
-    const int64_t begin = (used_ + kAlignment - 1) / kAlignment * kAlignment;
-    if (begin + bytes <= pool_.bytes()) {
-      used_ = begin + std::max<int64_t>(bytes, 1);
+    const int64_t begin = (used_ + kAlignment - 1) / kAlignment * kAlignment, end = begin + std::max<int64_t>(bytes, 1);
+    if (end <= pool_.bytes()) {
+      used_ = end;
       return static_cast<std::byte*>(pool_.data()) + begin;
     }
-    blocks_.push_back(backend_.allocate(std::max<int64_t>(bytes, 1), "a test"));
+    blocks_.push_back(backend_.allocate(end - begin, "a test"));
     return blocks_.back().data();
   }
   void release_all() override {

@@ -13,6 +13,19 @@ Fill spread(int64_t span) {
   };
 }
 
+// Rows of w whose numbers grow by 2^step with every 32 elements, or shrink: a scale that is found on the way moves.
+// Every output is of numbers of one magnitude, 2^scale of the first ones' for the row's largest.
+Fill growing(int64_t k, int step, int scale) {
+  return [=](CaseRandom& random, std::span<double> values) {
+    const int blocks = static_cast<int>((k + 31) / 32);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const int block = static_cast<int>(static_cast<int64_t>(i) % k / 32);
+      const int behind = step > 0 ? blocks - 1 - block : block;  // the largest
+      values[i] = std::ldexp(random.normal(), scale - std::abs(step) * behind);
+    }
+  };
+}
+
 void append_math(std::vector<OpCase>& cases, Math math, DType x, DType w, DType out, int64_t m, int64_t n, int64_t k,
                  std::string_view kind, const Fill& x_fill, const Fill& w_fill) {
   cases.push_back({"linear",
@@ -40,6 +53,15 @@ void append_maths(std::vector<OpCase>& cases) {
       append_math(cases, math, kBf16, kBf16, out, 20, 17, 77, "spread_30", spread(30), spread(30));
       append_math(cases, math, kBf16, kBf16, out, 16, 16, 64, "zeros", constant(0), normal());
       append_math(cases, math, kBf16, kBf16, out, 16, 16, 64, "beyond_fp16", normal(1e6), normal(1e-6));
+      for (const int64_t n : {67, 70})
+        append_math(cases, math, kBf16, kBf16, out, 20, n, 72, "tail", normal(), normal());
+      append_math(cases, math, kBf16, kBf16, out, 20, 12, 136, "grows", normal(), growing(136, 9, 3));
+      append_math(cases, math, kBf16, kBf16, out, 20, 12, 136, "shrinks", normal(), growing(136, -9, 3));
+      if (math == Math::scaled_fp16 || math == Math::reordered) {
+        append_math(cases, math, kBf16, kBf16, out, 20, 12, 104, "grows_far", normal(), growing(104, 70, 100));
+        append_math(cases, math, kBf16, kBf16, out, 20, 12, 104, "tiny", normal(), growing(104, 1, -128));
+        append_math(cases, math, kBf16, kBf16, out, 20, 12, 104, "zero_weights", normal(), constant(0));
+      }
     }
     append_math(cases, math, kF32, kBf16, kF32, 65, 40, 128, "asked_in_vain", spread(30), normal());
     append_math(cases, math, kBf16, kF32, kBf16, 65, 40, 128, "asked_in_vain", spread(30), normal());

@@ -131,10 +131,13 @@ void append_all_experts(std::vector<OpCase>& cases) {
         }
   const ExpertShape few_and_many{"counts_0_1_8_9_64", 72, 24, 20, {0, 1, 8, 9, 64}};
   const ExpertShape odd{"counts_130", 77, 13, 40, {130}, 3};
+  const ExpertShape tall{
+      "counts_161_8_321", 72, 40, 40, {161, 8, 321}};  // two tiles and three, of a device's tall ones
+  append_experts(cases, DType::bf16, DType::bf16, DType::bf16, Rounding::fused, tall);
   for (const Math math : kOtherMaths) {
     for (const DType out : kActivations)
       for (const Rounding rounding : kRoundings)
-        for (const ExpertShape& shape : {few_and_many, odd})
+        for (const ExpertShape& shape : {few_and_many, odd, tall})
           append_experts(cases, DType::bf16, DType::bf16, out, rounding, shape, math);
     append_experts(cases, DType::f32, DType::bf16, DType::f32, Rounding::fused, odd, math);  // native
     append_experts(cases, DType::bf16, DType::f32, DType::bf16, Rounding::fused, odd, math);
@@ -150,7 +153,8 @@ struct RoutedShape {
   int64_t pad = 0;
 };
 
-void append_routed(std::vector<OpCase>& cases, DType a, DType w, DType out, Rounding rounding, const RoutedShape& s) {
+void append_routed(std::vector<OpCase>& cases, DType a, DType w, DType out, Rounding rounding, const RoutedShape& s,
+                   Math math = Math::native) {
   const Fill ids = [=](CaseRandom& random, std::span<double> values) {
     for (size_t r = 0; r < static_cast<size_t>(s.rows); ++r) {
       const std::span row = values.subspan(r * static_cast<size_t>(s.k), static_cast<size_t>(s.k));
@@ -170,10 +174,10 @@ void append_routed(std::vector<OpCase>& cases, DType a, DType w, DType out, Roun
   const bool rounded = a == DType::bf16 && rounding == Rounding::reference;
   cases.push_back(
       {"swiglu_routed",
-       fmt::format("swiglu_routed/x={},w={},out={},{}/rows={},k={},experts={},hidden={},intermediate={},"
+       fmt::format("swiglu_routed/{}x={},w={},out={},{}/rows={},k={},experts={},hidden={},intermediate={},"
                    "skew={},absent={},pad={}",
-                   label(a), label(w), label(out), label(rounding), s.rows, s.k, s.experts, s.hidden, s.intermediate,
-                   s.skew, s.absent, s.pad),
+                   math == Math::native ? "" : fmt::format("{}/", math_name(math)), label(a), label(w), label(out),
+                   label(rounding), s.rows, s.k, s.experts, s.hidden, s.intermediate, s.skew, s.absent, s.pad),
        {padded(input("x", a, {s.rows, s.hidden}), s.pad), input("ids", DType::i32, {s.rows, s.k}, ids),
         padded(input("slab", w, {s.experts + 2, elements}, spread), s.pad),
         input("slots", DType::i32, {s.experts}, literal(slots)),
@@ -186,11 +190,13 @@ void append_routed(std::vector<OpCase>& cases, DType a, DType w, DType out, Roun
                               .out = t[4],
                               .present = t[5],
                               .intermediate = s.intermediate,
-                              .rounding = rounding});
+                              .rounding = rounding,
+                              .math = math});
        },
-       flips_show ? tolerances::sum_of_sums_in_f32
-       : rounded  ? tolerances::sum_of_sums_rounded
-                  : tolerances::sum_of_sums});
+       math == Math::fp16_out ? tolerances::half_sum_of_sums
+       : flips_show           ? tolerances::sum_of_sums_in_f32
+       : rounded              ? tolerances::sum_of_sums_rounded
+                              : tolerances::sum_of_sums});
 }
 
 void append_all_routed(std::vector<OpCase>& cases) {
@@ -212,6 +218,15 @@ void append_all_routed(std::vector<OpCase>& cases) {
           if (a == DType::f32 && (out == DType::bf16 || rounding == Rounding::reference)) continue;
           for (const RoutedShape& shape : shapes) append_routed(cases, a, w, out, rounding, shape);
         }
+  // Runs of short and long tiles, of several tiles, and of none.
+  const RoutedShape tall{400, 2, 5, 72, 40, 0.9, true}, low{40, 3, 9, 72, 24};
+  for (const Math math : kOtherMaths)
+    for (const DType out : kActivations) {
+      // Intermediates that round the other way behind FP16 show in F32.
+      if (math == Math::fp16_out && out == DType::f32) continue;
+      for (const RoutedShape& shape : {tall, low})
+        append_routed(cases, DType::bf16, DType::bf16, out, Rounding::fused, shape, math);
+    }
 }
 
 // Slots present in a case: row 2 has none, the others lack about a quarter.

@@ -113,6 +113,7 @@ void append_deltas(std::vector<OpCase>& cases, DType a, Rounding rounding) {
       {"zero_keys", 70, 2, 2, 16, 16, 0, 0, 0},
       {"huge_keys", 70, 2, 6, 16, 16, 0, 0, 5e37, 8},          // sums of squares overflow, and products with the state
       {"closed_gates", 70, 2, 6, 16, 16, 0, 0, 1, 0.5, 1e38},  // g down to -inf, and rows after it that remember
+      {"shut_gates", 70, 2, 6, 16, 16, 0, 0, 1, 0.5, 2e4},     // g some -1e4: of no row before, and no infinity
       {"dims_differ", 66, 1, 3, 20, 12, 4},
       {"published_dims", 70, 1, 3, 128, 128},
   };

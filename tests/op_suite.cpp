@@ -219,6 +219,7 @@ Images run_on(const OpCase& test, const Images& before, Ops& ops, Mirror& mirror
     mirror.upload(blocks.back(), before[i].data(), bytes);
     tensors.push_back(view_of(test.tensors[i], static_cast<std::byte*>(blocks.back()) + kGuardBytes));
   }
+  ops.reset_scratch_peak();  // what this case needs, whatever others needed
   ops.set_planning(true);
   test.run(ops, tensors);
   ops.set_planning(false);

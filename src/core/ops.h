@@ -148,8 +148,8 @@ struct CausalConvSiluArgs {
   Rounding rounding = Rounding::fused;
 };
 
-// The least log-decay g that chunks tell from others; exp(g) is 0 long before. Of sums of lesser ones no digits of the
-// other rows' would be left, and of infinite ones no differences.
+// The least log-decay g that chunks need tell from others: exp(g) is 0 long before, and sums of lesser ones would have
+// too few digits left for the other rows'.
 inline constexpr float kLogDecayLeast = -65536.0f;
 
 // Gated delta rule over rows t, all in FP32, per value head h with key head kappa = h / (value_heads / key_heads):
@@ -408,13 +408,10 @@ class Ops {
     is_aside_ = false;
   }
 
-  // Planning begins anew: scratch is of the calls since then.
-  void set_planning(bool planning) {
-    if (planning && !planning_) scratch_peak_bytes_ = scratch_aside_bytes_ = 0;
-    planning_ = planning;
-  }
+  void set_planning(bool planning) { planning_ = planning; }
   bool planning() const { return planning_; }
   int64_t scratch_peak_bytes() const { return scratch_peak_bytes_; }
+  void reset_scratch_peak() { scratch_peak_bytes_ = scratch_aside_bytes_ = 0; }
   void set_scratch(Tensor scratch) { scratch_ = scratch; }  // U8 [scratch_peak_bytes()], 64-byte aligned
   const Cost& total_cost() const { return cost_; }
   void reset_cost() { cost_ = {}; }

@@ -81,6 +81,9 @@ void CpuOps::execute(const CausalConvSiluArgs& a) {
 namespace {
 
 // One thread's buffers for one head. Columns are padded with zeros to kLanes, so that every product has whole vectors.
+// exp() of less is 0 in FP32.
+constexpr float kForgetsAll = -104.0f;
+
 struct DeltaScratch {
   int64_t n = 0;  // rows of a chunk (1 for the recurrence)
   int64_t np = 0, dkp = 0, dvp = 0;
@@ -182,7 +185,7 @@ class DeltaHead {
       const float softplus = t > 20.0f ? t : std::log1p(std::exp(t));
       const float g = -(std::exp(args_.a_log.as<float>()[head_]) * softplus);
       total += static_cast<double>(g);
-      if (g < kLogDecayLeast) {
+      if (g < kForgetsAll) {
         total = 0;
         remembered = static_cast<int32_t>(i);
       }

@@ -10,7 +10,7 @@ namespace {
 
 template <bool kSwiglu, typename TOut>
 void launch_scaled(GroupedGemm p, dim3 grid, const GemmTileShape& shape, cudaStream_t stream) {
-  p.chunks_aligned = p.out_stride * sizeof(TOut) % 16 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
+  p.chunks_aligned = p.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.out) % (4 * sizeof(TOut)) == 0;
   const auto go = [&](auto tile) {
     using Tile = decltype(tile);
     OFL_ASSERT(shape.rows == Tile::kTileM && shape.columns == Tile::kTileN);
@@ -24,9 +24,9 @@ void launch_scaled(GroupedGemm p, dim3 grid, const GemmTileShape& shape, cudaStr
 
 template <bool kSwiglu, typename TOut>
 void launch_mma(GroupedGemm p, GemmKernel kernel, int64_t tiles, const GemmTileShape& shape, cudaStream_t stream) {
-  p.pairs_aligned = p.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(TOut)) == 0;
   const dim3 grid(blocks_for(p.n, kSwiglu ? shape.columns / 2 : shape.columns), static_cast<unsigned>(tiles));
   if (kernel == GemmKernel::mma_scaled) return launch_scaled<kSwiglu, TOut>(p, grid, shape, stream);
+  p.pairs_aligned = p.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(TOut)) == 0;
   const auto go = [&](auto rows, auto columns) {
     constexpr int kRows = decltype(rows)::value, kColumns = decltype(columns)::value;
     launch(grouped_mma_kernel<kRows, kColumns, kSwiglu, TOut>, grid, kGemmThreads, gemm_shared_bytes<kRows, kColumns>(),

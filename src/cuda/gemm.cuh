@@ -44,7 +44,7 @@ struct GroupedGemm {
   int64_t out_stride = 0;
   const int32_t* out_rows = nullptr;  // by list index; null: the list index itself
   bool pairs_aligned = false;         // two neighbouring outputs may be stored at once
-  bool chunks_aligned = false;        // 16 bytes of them
+  bool chunks_aligned = false;        // as many as the kernel stores at once
   Rounding rounding = Rounding::fused;
   Math math = Math::native;
 
@@ -92,7 +92,7 @@ __device__ inline int tile_offset(int row, int chunk) {
   return row * kChunks + (chunk ^ (row & (kChunks - 1)));
 }
 
-// REQUIRES: -126 <= e <= 127.
+// 2^e; 0 for -127. REQUIRES: -127 <= e <= 127.
 __device__ inline float power_of_two(int e) {
   return __int_as_float((e + 127) << 23);
 }

@@ -7,9 +7,10 @@
 // there are get multiplied. The order of k within 32 is that of a lane's 16 bytes, the same for both.
 //
 // The power of two of a row of w is not known before the row's end. A lane takes the one that suits what its row had so
-// far; where a larger number comes, it goes down, and the row's sums so far, which the same four lanes hold, follow it.
-// That is exact (a factor below 2^-126 makes them 0, as the final power would have), and what came before has become
-// FP16 with no fewer bits than that power would have left it.
+// far; where a larger number comes, those of the warp's rows go down to what suits them, and the sums so far, which the
+// same four lanes hold, follow. The largest magnitude then lies in [2^14, 2^16). No bits are lost that the final power
+// would have kept: what came before became FP16 with no fewer, and its sums are multiplied by powers of two (0 below
+// 2^-126, as the final power would have made them).
 #ifndef OFFLOAD_CUDA_GEMM_SCALED_CUH_
 #define OFFLOAD_CUDA_GEMM_SCALED_CUH_
 
@@ -58,19 +59,17 @@ __device__ inline bool is_plain(Math math) {
 
 // 16 bytes that no one writes meanwhile, or zeros; and those behind them into the L2 cache, for the next steps.
 __device__ inline uint4 load_chunk(const uint4* p, bool there) {
-#if __CUDA_ARCH__ >= 800
-#define OFFLOAD_LOAD_AHEAD "ld.global.nc.L2::256B.v4.u32"
-#else
-#define OFFLOAD_LOAD_AHEAD "ld.global.nc.L2::128B.v4.u32"
-#endif
   uint4 v;
   asm volatile(
       "{\n.reg .pred there;\nsetp.ne.u32 there, %5, 0;\n"
       "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-      "@there " OFFLOAD_LOAD_AHEAD " {%0, %1, %2, %3}, [%4];\n}"
+#if __CUDA_ARCH__ >= 800
+      "@there ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+#else
+      "@there ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+#endif
       : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
       : "l"(p), "r"(static_cast<uint32_t>(there)));
-#undef OFFLOAD_LOAD_AHEAD
   return v;
 }
 
@@ -150,6 +149,83 @@ struct ScaledSpan {
   }
 };
 
+// Where a warp finds in a block's shared memory what is not a stage of x.
+template <typename T>
+struct ScaledShared {
+  float* sums;                      // [16][kSumStride], the warp's own, instead of stages
+  int* w_exponents;                 // [kWarpN], the warp's own
+  int *row_exponents, *row_places;  // [kTileM], of x and in out
+  __device__ ScaledShared(uint4* shared, int warp)
+      : sums(reinterpret_cast<float*>(shared) + warp * 16 * T::kSumStride),
+        w_exponents(reinterpret_cast<int*>(reinterpret_cast<char*>(shared) + T::kTileBytes) + warp * T::kWarpN),
+        row_exponents(w_exponents + T::kTileN - warp * T::kWarpN),
+        row_places(row_exponents + T::kTileM) {}
+};
+
+template <typename T>
+using ScaledSums = float[T::kFragments][2 * T::kTurns][4];  // of 8 rows of x each
+
+// 16 rows of x at a time through shared memory: lanes then hold neighbouring columns, and the code is there once. e: of
+// the warp's rows of w.
+template <typename T, bool kSwiglu, typename TOut>
+__device__ __forceinline__ void store_outputs(const GroupedGemm& p, const ScaledSpan& span, int64_t n0,
+                                              const int (&e)[T::kRowsW], const ScaledSums<T>& d,
+                                              const ScaledShared<T>& place, TOut* out) {
+  constexpr int kOutputs = kSwiglu ? T::kWarpN / 2 : T::kWarpN, kRowThreads = kOutputs / 4;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  if (lane % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < T::kRowsW; ++i) place.w_exponents[i * 8 + lane / 4] = e[i];
+  }
+  const int first = lane % kRowThreads * 4;
+  const int64_t column = n0 + warp * kOutputs + first;
+  for (int turn = 0; turn * 16 < span.rows; ++turn) {
+    unrolled<T::kTurns>([&](auto turn_of) {
+      constexpr int kTurn = decltype(turn_of)::value;
+      if (kTurn != turn) return;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int i = 0; i < T::kFragments; ++i) {
+#pragma unroll
+          for (int v = 0; v < 4; ++v)
+            place.sums[(j * 8 + lane % 4 * 2 + v % 2) * T::kSumStride + i * 16 + v / 2 * 8 + lane / 4] =
+                d[i][kTurn * 2 + j][v];
+        }
+      }
+    });
+    __syncwarp();
+    for (int i = lane / kRowThreads; i < min(16, span.rows - turn * 16); i += kWarp / kRowThreads) {
+      const int row = turn * 16 + i;
+      const auto finish = [&](int at, float(&to)[4]) {
+#pragma unroll
+        for (int v = 0; v < 4; ++v) {
+          const int shift = -(place.row_exponents[row] + place.w_exponents[at + v]);
+          // In two parts, as all of it may lie beyond an FP32 number's exponents; -127 of one makes 0, as the sum is.
+          const int part = shift >> 1;
+          to[v] = p.finished(place.sums[i * T::kSumStride + at + v] * power_of_two(part) * power_of_two(shift - part));
+        }
+      };
+      float values[4];
+      finish(first, values);
+      if constexpr (kSwiglu) {
+        float up[4];
+        finish(first + kOutputs, up);
+#pragma unroll
+        for (int v = 0; v < 4; ++v) values[v] = swiglu_of<bf16>(values[v], up[v], p.rounding);
+      }
+      TOut* to = out + place.row_places[row] * p.out_stride + column;
+      if (p.chunks_aligned && column + 4 <= p.n) {
+        store_four(to, values);
+      } else {
+        for (int v = 0; v < 4; ++v)
+          if (column + v < p.n) store_float(to + v, values[v]);
+      }
+    }
+    __syncwarp();
+  }
+}
+
 // Grid (columns / gemm_tile_columns, tiles), T::kThreads threads, T::kShared bytes of shared memory. Bytes: the weights
 // once (a second tile of rows reads them from the L2 cache), x once per block of columns. Multiplying, converting and
 // fetching take turns in one warp, and the blocks of a multiprocessor fill each other's gaps. 128 runs of 160 rows,
@@ -167,9 +243,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) grouped_scaled_kernel
   const int64_t n0 = static_cast<int64_t>(blockIdx.x) * gemm_tile_columns<kSwiglu, T::kTileN>();
   const int chunks = static_cast<int>(p.k / 8), steps = max(1, (chunks + 3) / 4), turns = (span.rows + 15) / 16;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  int* w_exponents = reinterpret_cast<int*>(reinterpret_cast<char*>(shared) + T::kTileBytes) + warp * T::kWarpN;
-  int* row_exponents = reinterpret_cast<int*>(reinterpret_cast<char*>(shared) + T::kTileBytes) + T::kTileN;
-  int* row_places = row_exponents + T::kTileM;  // in out
+  const ScaledShared<T> place(shared, warp);
   const bool plain = is_plain(p.math);
 
   ScaledWeights<T> w{.from = static_cast<const uint4*>(run.w)};
@@ -184,14 +258,14 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) grouped_scaled_kernel
   for (int i = 0; i < T::kMineX; ++i)  // behind the last row: that again
     x.at[i] = static_cast<uint32_t>(p.x_row(list0 + min(x.row(i), span.rows - 1)) * (p.x_stride / 8));
   for (int i = static_cast<int>(threadIdx.x); i < span.rows; i += T::kThreads) {
-    row_exponents[i] = p.x_exponents[p.x_row(list0 + i)];
-    row_places[i] = static_cast<int>(p.out_row(list0 + i));
+    place.row_exponents[i] = p.x_exponents[p.x_row(list0 + i)];
+    place.row_places[i] = static_cast<int>(p.out_row(list0 + i));
   }
   const auto chunk_at = [&](int step) {  // behind the last step: that again
     return p.step_at(min(step, steps - 1), steps) * 4 + lane % 4;
   };
 
-  float d[T::kFragments][2 * T::kTurns][4] = {};  // of 8 rows of x each
+  ScaledSums<T> d = {};
   uint4 a[T::kRowsW];
   const auto take_weights = [&](int chunk) {
     if (w.any_infinite() && !plain) [[unlikely]] {
@@ -262,61 +336,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) grouped_scaled_kernel
     x.template fetch<0, kHalfX>(chunk_at(step + 2), chunks);
   }
 
-  if (lane % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < T::kRowsW; ++i) w_exponents[i * 8 + lane / 4] = w.e[i];
-  }
-  __syncthreads();
-  // 16 rows of x at a time through shared memory: lanes then hold neighbouring columns, and the code is there once.
-  constexpr int kOutputs = kSwiglu ? T::kWarpN / 2 : T::kWarpN, kRowThreads = kOutputs / 4;
-  float* sums = reinterpret_cast<float*>(shared) + warp * 16 * T::kSumStride;
-  const int first = lane % kRowThreads * 4;
-  const int64_t column = n0 + warp * kOutputs + first;
-  for (int turn = 0; turn < turns; ++turn) {
-    unrolled<T::kTurns>([&](auto turn_of) {
-      constexpr int kTurn = decltype(turn_of)::value;
-      if (kTurn != turn) return;
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-#pragma unroll
-        for (int i = 0; i < T::kFragments; ++i) {
-#pragma unroll
-          for (int v = 0; v < 4; ++v)
-            sums[(j * 8 + lane % 4 * 2 + v % 2) * T::kSumStride + i * 16 + v / 2 * 8 + lane / 4] =
-                d[i][kTurn * 2 + j][v];
-        }
-      }
-    });
-    __syncwarp();
-    for (int i = lane / kRowThreads; i < min(16, span.rows - turn * 16); i += kWarp / kRowThreads) {
-      const int row = turn * 16 + i;
-      const auto finish = [&](int at, float(&to)[4]) {
-#pragma unroll
-        for (int v = 0; v < 4; ++v) {
-          const int shift = -(row_exponents[row] + w_exponents[at + v]);
-          // In two parts, as all of it may lie beyond an FP32 number's exponents; -127 of one makes 0, as the sum is.
-          const int part = shift >> 1;
-          to[v] = p.finished(sums[i * T::kSumStride + at + v] * power_of_two(part) * power_of_two(shift - part));
-        }
-      };
-      float values[4];
-      finish(first, values);
-      if constexpr (kSwiglu) {
-        float up[4];
-        finish(first + kOutputs, up);
-#pragma unroll
-        for (int v = 0; v < 4; ++v) values[v] = swiglu_of<bf16>(values[v], up[v], p.rounding);
-      }
-      TOut* out = static_cast<TOut*>(p.out) + row_places[row] * p.out_stride + column;
-      if (p.chunks_aligned && column + 4 <= p.n) {
-        store_four(out, values);
-      } else {
-        for (int v = 0; v < 4; ++v)
-          if (column + v < p.n) store_float(out + v, values[v]);
-      }
-    }
-    __syncwarp();
-  }
+  __syncthreads();  // the stages become sums
+  store_outputs<T, kSwiglu>(p, span, n0, w.e, d, place, static_cast<TOut*>(p.out));
 }
 
 }  // namespace offload::cuda
