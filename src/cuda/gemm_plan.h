@@ -51,9 +51,9 @@ inline constexpr int kScaledRows = 160;  // of a tall one for mma_scaled
 // For mma_scaled of one run without swiglu: more blocks for the card.
 inline constexpr GemmTileShape kScaledAlone{64, 64};
 // For runs of `rows` rows on average. Wgmma: kWgmmaRows x 256. Scaled: up to 64 rows 64 x 128, else kScaledRows x 128
-// (128 runs of 64 rows, hidden 2560, intermediate 640, on an H200, 2026-12-01: 0.57 ms and 0.63, of 100 rows 0.96 and
-// 0.77). Simt: 64 x 64; else 64 or 128 rows and 128 columns, or 128 x 256 where shared memory holds it: half of what 64
-// x 128 reads from the caches per product, and as fast on an H200 (README).
+// (both products of 128 runs of 64 rows, hidden 2560, intermediate 640, launched alone on an H200, 2026-12-01: 0.57 ms
+// and 0.63, of 100 rows 0.96 and 0.77). Simt: 64 x 64; else 64 or 128 rows and 128 columns, or 128 x 256 where shared
+// memory holds it: half of what 64 x 128 reads from the caches per product, and as fast on an H200 (README).
 GemmTileShape plan_tile(GemmKernel kernel, int64_t rows, const DeviceCaps& caps);
 
 }  // namespace offload::cuda

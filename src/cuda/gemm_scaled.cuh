@@ -228,9 +228,10 @@ __device__ __forceinline__ void store_outputs(const GroupedGemm& p, const Scaled
 
 // Grid (columns / gemm_tile_columns, tiles), T::kThreads threads, T::kShared bytes of shared memory. Bytes: the weights
 // once (a second tile of rows reads them from the L2 cache), x once per block of columns. Multiplying, converting and
-// fetching take turns in one warp, and the blocks of a multiprocessor fill each other's gaps. 128 runs of 160 rows,
-// hidden 2560, intermediate 640, reach 233 TFLOP/s with kSwiglu and 180 without on an H200 (2026-12-01), where the
-// instruction alone has 483, fed from shared memory 433. What keeps it: registers, so that 8 warps are all there are.
+// fetching take turns in one warp, and the blocks of a multiprocessor fill each other's gaps. An expert's two products
+// for 128 runs of 160 rows, hidden 2560, intermediate 640, with making x FP16 before each, reach 208 TFLOP/s on an H200
+// where the instruction alone has 476 (2026-12-01, offload-bench ops --case 'prompt/swiglu_experts/*' --force-sm 75).
+// Registers keep it from more: 8 warps are all there are.
 template <typename T, bool kSwiglu, typename TOut>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocks) grouped_scaled_kernel(const GroupedGemm p) {
   static_assert(!kSwiglu || T::kFragments == 2);  // gate and up of the same columns
