@@ -80,10 +80,10 @@ void CpuOps::execute(const CausalConvSiluArgs& a) {
 
 namespace {
 
-// One thread's buffers for one head. Columns are padded with zeros to kLanes, so that every product has whole vectors.
 // exp() of less is 0 in FP32.
 constexpr float kForgetsAll = -104.0f;
 
+// One thread's buffers for one head. Columns are padded with zeros to kLanes, so that every product has whole vectors.
 struct DeltaScratch {
   int64_t n = 0;  // rows of a chunk (1 for the recurrence)
   int64_t np = 0, dkp = 0, dvp = 0;
