@@ -112,7 +112,7 @@ TEST_CASE("a_card_and_its_link_become_the_fields_that_the_planner_reads") {
   CHECK(is_near(read.host.dram_with_h2d_bytes_per_s, 7e9, 1e-3));
   CHECK(is_near(read.host.wait_s, 2e-5, 1e-3));
   CHECK(read.host.pin_bytes_per_s > 0);
-  CHECK(contains(read.sources.at("host.pin_gib_s"), "touched and pinned by all threads, piece by piece"));
+  CHECK(contains(read.sources.at("host.pin_gib_s"), "touched by all threads, then pinned"));
 
   const Machine unpinned =
       probe_machine(made_up_with_a_card(false), {.name = "m", .when = "now", .disk_file = "", .pin_bytes = 1 << 26});

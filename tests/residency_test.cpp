@@ -3,16 +3,12 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <functional>
 #include <map>
-#include <memory>
 #include <set>
 
-#include "fake_pins.h"
 #include "offload/load_bench.h"
 #include "offload/numa.h"
 #include "synthetic_checkpoint.h"
@@ -121,24 +117,27 @@ constexpr ExpertShape kPagesShape{.experts = 9, .hidden = 32, .intermediate = 64
 SyntheticExperts pages_model() {
   return {.shape = kPagesShape, .layers = 2, .fused = true, .files = 3};
 }
-constexpr int64_t kPieceBytes = 16 << 10;  // one block and a third: pieces of one block
 
-// Made-up weights that call `look` before each read.
-class WatchedSource final : public WeightSource {
- public:
-  explicit WatchedSource(std::function<void()> look) : look_(std::move(look)) {}
-  TensorEntry require(const std::string& name, std::span<const int64_t> shape) const override {
-    return inner_->require(name, shape);
-  }
-  void read(const TensorEntry& tensor, int64_t byte_offset, std::span<std::byte> out) const override {
-    look_();
-    inner_->read(tensor, byte_offset, out);
-  }
-  const TextTensors* tensors() const override { return inner_->tensors(); }
+// Pins by bookkeeping; refuses or throws at a given piece.
+struct FakePins {
+  int64_t refuse_at = -1, throw_at = -1, calls = 0;
+  std::map<std::byte*, size_t> pinned = {};
 
- private:
-  std::unique_ptr<WeightSource> inner_ = dummy_source(3);
-  std::function<void()> look_;
+  PinHooks hooks(int64_t piece_bytes) {
+    return {.pin =
+                [this](std::span<std::byte> piece) {
+                  if (calls == throw_at) throw_error(ErrorCode::device, "driver fault");
+                  if (calls++ == refuse_at) return false;
+                  CHECK(pinned.emplace(piece.data(), piece.size()).second);
+                  return true;
+                },
+            .unpin =
+                [this](std::span<std::byte> piece) {
+                  CHECK(pinned[piece.data()] == piece.size());
+                  pinned.erase(piece.data());
+                },
+            .piece_bytes = piece_bytes};
+  }
 };
 
 }  // namespace
@@ -315,135 +314,67 @@ TEST_CASE("a_missing_expert_is_refused_before_anything_is_loaded") {
 TEST_CASE("pinning_is_all_or_nothing_wherever_it_is_refused") {
   const auto source = dummy_source(3);
   const SyntheticExperts model = pages_model();
+  constexpr int64_t kPieceBytes = 16 << 10;
   int64_t pieces = 0;
   {
     FakePins pins;
     Residency residency(*source, model.expert_layers(), kPagesShape, {.world = 2});
     ResidencyLoadOptions options = small_load();
     options.pinning = pins.hooks(kPieceBytes);
-    int64_t told = 0;
-    residency.load(options, [&](int64_t bytes) { told += bytes; });
-    pieces = pins.calls();
+    residency.load(options, {});
+    pieces = pins.calls;
     CHECK(residency.pinned());
     CHECK(residency.warnings().empty());
-    CHECK(pins.bytes() == residency.bytes());
-    CHECK(told == residency.bytes());  // pinned bytes are no progress
-    check_blocks(residency, *source, model);
-    residency.load(options, {});  // again: the old pinning goes first
-    CHECK(std::ssize(pins.pieces()) == pieces);
-    check_blocks(residency, *source, model);
-    for (const auto& [data, size] : pins.pieces()) CHECK(size % static_cast<size_t>(kPagesShape.block_bytes()) == 0);
+    size_t bytes = 0;
+    for (const auto& [data, size] : pins.pinned) bytes += size;
+    CHECK(static_cast<int64_t>(bytes) == residency.bytes());
+    residency.load(options, {});  // again: the old pinning goes before its memory
+    CHECK(std::ssize(pins.pinned) == pieces);
   }
   REQUIRE(pieces >= 4);
-  for (const int threads : {1, 3})
-    for (const int64_t refuse_at : {int64_t{0}, int64_t{2}, pieces - 1}) {
-      FakePins pins({.refuse_at = refuse_at});
-      Residency residency(*source, model.expert_layers(), kPagesShape, {.world = 2});
-      ResidencyLoadOptions options = small_load();
-      options.threads = threads;
-      options.pinning = pins.hooks(kPieceBytes);
-      options.memlock_bytes = 65536;
-      residency.load(options, {});
-      CHECK_FALSE(residency.pinned());
-      CHECK(pins.bytes() == 0);
-      REQUIRE(residency.warnings().size() == 1);
-      CHECK(has(residency.warnings()[0], "RLIMIT_MEMLOCK is 64.00 KiB"));
-      if (threads == 1 && refuse_at == 2) CHECK(has(residency.warnings()[0], "stopped at 24.00 KiB of "));
-      check_blocks(residency, *source, model);
-    }
-}
-
-TEST_CASE("everything_is_pinned_before_anything_is_read") {
-  FakePins pins;
-  int64_t all_bytes = 0;
-  std::atomic<int64_t> reads{0}, early{0};
-  const auto look = [&] {
-    ++reads;
-    if (pins.bytes() != all_bytes) ++early;
-  };
-  ResidencyLoadOptions options = small_load();
-  options.pinning = pins.hooks(kPieceBytes);
-  const WatchedSource source(look);
-  const SyntheticExperts model = pages_model();
-  {
-    Residency residency(source, model.expert_layers(), kPagesShape, {.world = 2});
-    all_bytes = residency.bytes();
+  for (const int64_t refuse_at : {int64_t{0}, int64_t{2}, pieces - 1}) {
+    FakePins pins{.refuse_at = refuse_at};
+    Residency residency(*source, model.expert_layers(), kPagesShape, {.world = 2});
+    ResidencyLoadOptions options = small_load();
+    options.pinning = pins.hooks(kPieceBytes);
+    options.memlock_bytes = 65536;
     residency.load(options, {});
-    CHECK(reads > 0);
-    CHECK(early == 0);
+    CHECK_FALSE(residency.pinned());
+    CHECK(pins.pinned.empty());
+    CHECK(pins.calls == refuse_at + 1);
+    REQUIRE(residency.warnings().size() == 1);
+    CHECK(has(residency.warnings()[0], "RLIMIT_MEMLOCK is 64.00 KiB"));
+    if (refuse_at == 2) CHECK(has(residency.warnings()[0], "stopped at 24.00 KiB of "));
+    check_blocks(residency, *source, model);
   }
-  const TemporaryFolder folder;
-  write_synthetic(folder.path(), model);
-  const OpenSynthetic open(folder.path());
-  options.reader.fault = [&](int64_t) {
-    look();
-    return 0;
-  };
-  reads = 0;
-  Residency residency(*open.source, model.expert_layers(), kPagesShape, {.world = 2});
-  residency.load(options, {});
-  CHECK(reads > 0);
-  CHECK(early == 0);
-}
-
-TEST_CASE("a_read_that_fails_behind_pinning_unpins_before_the_memory_goes") {
-  FakePins pins;
-  std::atomic<int64_t> reads{0};
-  const WatchedSource source([&] {
-    if (++reads == 5) throw_error(ErrorCode::input, "bad sector");
-  });
-  ResidencyLoadOptions options = small_load();
-  options.pinning = pins.hooks(kPieceBytes);
-  Residency residency(source, pages_model().expert_layers(), kPagesShape, {.world = 2});
-  CHECK(error_of([&] { residency.load(options, {}); }, ErrorCode::input) == "bad sector");
-  CHECK(pins.bytes_most() == residency.bytes());
-  CHECK(pins.bytes() == 0);
-  CHECK_FALSE(residency.pinned());
-}
-
-TEST_CASE("who_needs_pinned_memory_hears_of_a_refusal_before_anything_is_read") {
-  FakePins pins({.refuse_at = 2});
-  std::atomic<int64_t> reads{0};
-  const WatchedSource source([&] { ++reads; });
-  ResidencyLoadOptions options = small_load();
-  options.pinning = pins.hooks(kPieceBytes);
-  options.pinning_needed_by = "--some-flag";
-  Residency residency(source, pages_model().expert_layers(), kPagesShape, {});
-  const std::string message = error_of([&] { residency.load(options, {}); }, ErrorCode::resource);
-  CHECK(has(message, "--some-flag needs the experts' memory page-locked: host pinning stopped at "));
-  CHECK(has(message, "or leave it out"));
-  CHECK(reads == 0);
-  CHECK(pins.bytes() == 0);
 }
 
 TEST_CASE("pinning_is_undone_when_the_device_faults_the_user_stops_or_the_shards_go") {
-  std::atomic<int64_t> reads{0};
-  const WatchedSource source([&] { ++reads; });
+  const auto source = dummy_source(3);
   const SyntheticExperts model = pages_model();
   ResidencyLoadOptions options = small_load();
-  FakePins pins({.throw_at = 3});
-  Residency residency(source, model.expert_layers(), kPagesShape, {});
-  options.pinning = pins.hooks(kPieceBytes);
+  FakePins pins{.throw_at = 3};
+  Residency residency(*source, model.expert_layers(), kPagesShape, {});
+  options.pinning = pins.hooks(16 << 10);
   CHECK(error_of([&] { residency.load(options, {}); }, ErrorCode::device) == "driver fault");
-  CHECK(pins.bytes() == 0);
+  CHECK(pins.pinned.empty());
 
   FakePins stopped;
-  options.pinning = stopped.hooks(kPieceBytes);
-  const auto stop = [&](int64_t) {
-    if (stopped.calls() >= 2) throw_error(ErrorCode::interrupted, "stop");
+  options.pinning = stopped.hooks(16 << 10);
+  const auto stop_at_third_piece = [&](int64_t) {
+    if (stopped.calls == 2) throw_error(ErrorCode::interrupted, "stop");
   };
-  CHECK(error_of([&] { residency.load(options, stop); }, ErrorCode::interrupted) == "stop");
-  CHECK(stopped.bytes() == 0);
-  CHECK(reads == 0);
+  CHECK(error_of([&] { residency.load(options, stop_at_third_piece); }, ErrorCode::interrupted) == "stop");
+  CHECK(stopped.pinned.empty());
 
   FakePins kept;
   {
-    Residency owner(source, model.expert_layers(), kPagesShape, {});
-    options.pinning = kept.hooks(kPieceBytes);
+    Residency owner(*source, model.expert_layers(), kPagesShape, {});
+    options.pinning = kept.hooks(16 << 10);
     owner.load(options, {});
-    CHECK(kept.bytes() > 0);
+    CHECK_FALSE(kept.pinned.empty());
   }
-  CHECK(kept.bytes() == 0);
+  CHECK(kept.pinned.empty());
 }
 
 TEST_CASE("a_user_stops_a_load_within_a_second") {

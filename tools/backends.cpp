@@ -160,13 +160,8 @@ DeviceNotes cuda_notes(const Settings& settings) {
   return notes;
 }
 
-// The threads that pin are new to CUDA: left alone, each would prepare the first GPU, which may be no rank's.
-PinHooks cuda_pinning(const Settings& settings) {
-  const auto pin = [device = devices_of(settings).front()](std::span<std::byte> memory) {
-    cuda::check(cudaSetDevice(device), "choosing the device");
-    return cuda::pin_host_memory(memory);
-  };
-  return {.pin = pin, .unpin = cuda::unpin_host_memory};
+PinHooks cuda_pinning() {
+  return {.pin = cuda::pin_host_memory, .unpin = cuda::unpin_host_memory};
 }
 
 // The device that speaks for all where one is measured: rank 0's.
@@ -218,7 +213,7 @@ void add_cuda_probe(const Settings& settings, ProbeFunctions& probe) {
                                return read();
                              },
                          .wait_seconds = [caps] { return cuda::measure_wait_seconds(caps); },
-                         .pinning = cuda_pinning(settings)};
+                         .pinning = cuda_pinning()};
 }
 
 }  // namespace
@@ -252,7 +247,7 @@ std::vector<AllReduceTiming> time_cuda_all_reduce(const Settings&, int64_t) {
 std::vector<std::string> describe_cuda() {
   return {};
 }
-PinHooks cuda_pinning(const Settings&) {
+PinHooks cuda_pinning() {
   no_cuda();
 }
 Roofs cuda_roofs(const Settings&) {
@@ -304,7 +299,7 @@ DeviceSet::DeviceSet(const Settings& settings) {
     numa_nodes_ = std::move(notes.numa_nodes);
     banner_ = std::move(notes.banner);
     warnings_ = std::move(notes.warnings);
-    pinning_ = cuda_pinning(settings);
+    pinning_ = cuda_pinning();
   }
   for (int rank = 0; rank < settings.tp; ++rank) backends_.push_back(make_backend(settings, rank));
   for (int rank = 0; rank < settings.tp && settings.cpu_permille > 0; ++rank)

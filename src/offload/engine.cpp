@@ -218,9 +218,11 @@ void Engine::load(const EngineOptions& options, const Devices& devices) {
   ResidencyLoadOptions experts = expert_load_options(options);
   experts.pinning = devices.pinning;
   if (experts.pinning.pin) experts.memlock_bytes = read_system_memory().memlock_bytes;
-  if (options.cache.zero_copy_permille > 0) experts.pinning_needed_by = "--zero-copy-experts";
   residency_->load(experts, progress);
   warnings_.insert(warnings_.end(), residency_->warnings().begin(), residency_->warnings().end());
+  if (options.cache.zero_copy_permille > 0 && experts.pinning.pin && !residency_->pinned())
+    throw_error(ErrorCode::resource, "--zero-copy-experts needs the experts' memory page-locked: {}; or leave it out",
+                warnings_.back());
   const int64_t logits = std::min(RankContext::kLogitTile, chunk_) * spec_.vocab;
   logits_memory_ = ranks_.front()->backend().allocate_host(logits * dtype_bytes(DType::f32), "logits");
   logits_ = {static_cast<float*>(logits_memory_.data()), static_cast<size_t>(logits)};

@@ -33,8 +33,6 @@ struct ResidencyLoadOptions {
   DirectReaderOptions reader = {};
   PinHooks pinning = {};
   std::optional<int64_t> memlock_bytes = {};  // RLIMIT_MEMLOCK, for the message when pinning stops
-  // The flag that cannot do without pinned memory; empty: what is not pinned is loaded all the same, with a warning.
-  std::string pinning_needed_by = {};
 };
 
 class Residency {
@@ -60,10 +58,9 @@ class Residency {
   int64_t bytes() const;
   int64_t load_staging_bytes(const ResidencyLoadOptions& options) const;
 
-  // Allocates, places, pins and fills all shards, in this order: pinning is fastest while pages are fresh, and what it
-  // says is known before anything is read. `progress` is called from this thread, several times a second, with the
-  // bytes filled since the last call; it may throw to stop, and so may an Error of a read or of pinning; nothing is
-  // left then. Again: pins and fills the same memory anew.
+  // Allocates, places, fills and pins all shards. `progress` is called from this thread, several times a second, with
+  // the bytes filled since the last call; it may throw to stop, and so may an Error of a read; nothing is left then.
+  // Again: fills the same memory anew.
   void load(const ResidencyLoadOptions& options, const LoadProgressSink& progress);
 
   // REQUIRES: loaded. Null when `rank` does not own the expert.
