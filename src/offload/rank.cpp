@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "core/canonical.h"
+#include "offload/host_table.h"
 
 namespace offload {
 
@@ -25,8 +26,10 @@ RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Back
   WeightLoader loader(source_, backend_, weights);
   StateLayout layout(options.context, options.arithmetic.activations);
   Model model(spec_, options_.slice, loader, layout);
-  for (const NgramEmbedding* user : model.table_users())
+  for (NgramEmbedding* user : model.table_users()) {
     table_needs_.push_back({user->table_stem(), user->table_rows(), user->table_columns()});
+    user->set_table_dtype(RamTable(source_, user->table_stem(), user->table_rows(), user->table_columns()).dtype());
+  }
   const int64_t chunk_bytes = plan_steps(model, layout, workspace);
   arena_bytes_ = workspace.peak_bytes();
   scratch_bytes_ = backend_.ops().scratch_peak_bytes();
@@ -35,7 +38,14 @@ RankContext::RankContext(const ModelSpec& spec, const RankOptions& options, Back
              .workspace = chunk_bytes + scratch_bytes_,
              .slots = executor_.slab_bytes(),
              .stacks = arena_bytes_ - chunk_bytes,
-             .staging = executor_.staging_bytes()};
+             .staging = executor_.staging_bytes(),
+             .host_buffers = staged_count(model) * dtype_bytes(DType::f32)};
+  for (const NgramEmbedding* user : model.table_users()) memory_.host_buffers += user->gathered_bytes();
+}
+
+// Logits of a tile of rows, this rank's part of the vocabulary.
+int64_t RankContext::staged_count(const Model& model) const {
+  return std::min(kLogitTile, options_.chunk) * model.vocab().count;
 }
 
 RankContext::~RankContext() {
@@ -61,10 +71,11 @@ void RankContext::load(std::span<HostTable* const> tables, const std::function<v
   }
   backend_.create_events(events);
   has_lanes_ = true;
-  staged_.resize(static_cast<size_t>(std::min(kLogitTile, options_.chunk) * model_->vocab().count));
+  staged_.resize(static_cast<size_t>(staged_count(*model_)));
   largest_.resize(kTopkMax);
   Arena measuring;
   plan_steps(*model_, layout_, measuring);  // lets the real model size its host buffers
+  OFL_ASSERT(measuring.peak_bytes() == arena_bytes_);
   for (NgramEmbedding* user : users) user->allocate(backend_);
   backend_.ops().set_scratch(Tensor(scratch_.data(), DType::u8, {scratch_.bytes()}));
   backend_.ops().reset_cost();

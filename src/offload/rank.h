@@ -36,11 +36,12 @@ struct RankOptions {
   RankTrace* trace = nullptr;  // null: nothing is recorded; outlives the rank
 };
 
-// Bytes of one rank before anything is allocated: on its device, but for `staging` on the host.
+// Bytes of one rank before anything is allocated: on its device, but for `staging` and `host_buffers` on the host.
 struct RankMemory {
   int64_t weights = 0, sequence = 0, workspace = 0, slots = 0;
-  int64_t stacks = 0;   // what a group takes beyond the workspace of one chunk, mostly residual stacks
-  int64_t staging = 0;  // for experts that the host computes
+  int64_t stacks = 0;        // what a group takes beyond the workspace of one chunk, mostly residual stacks
+  int64_t staging = 0;       // for experts that the host computes
+  int64_t host_buffers = 0;  // rows of tables and logits on their way
 };
 
 class RankContext {
@@ -103,6 +104,7 @@ class RankContext {
   Tensor find_largest(const Tensor& logits, int64_t count, Arena& arena);
   void compare_routings();
   int64_t plan_steps(Model& model, const StateLayout& layout, Arena& arena);
+  int64_t staged_count(const Model& model) const;
   void plan_step(Model& model, SequenceState& sequence, Arena& arena, std::span<const int32_t> tokens);
 
   const ModelSpec& spec_;

@@ -53,17 +53,20 @@ NgramEmbedding::NgramEmbedding(const ModelSpec& spec, const NgramEmbeddingSpec& 
 
 void NgramEmbedding::fetch(const Step& step) {
   const int64_t rows = step.rows();
-  fetched_ = step.arena.take(table_ == nullptr ? DType::bf16 : table_->dtype(), {rows, width_});
+  fetched_ = step.arena.take(table_dtype_, {rows, width_});
   fetched_first_ = step.first;
-  row_ids_.resize(static_cast<size_t>(rows * hash_.heads()));
   if (step.ops.planning()) {
     gathered_bytes_ = std::max(gathered_bytes_, fetched_.bytes());
     return;
   }
+  Lane& lane = step.backend.copy_lane();
+  // A host that waits for nothing in a step may be here before the lane has come to the last step's rows.
+  if (*gather_waits_) lane.drain();
+  row_ids_.resize(static_cast<size_t>(rows * hash_.heads()));
   gathering_ = {static_cast<std::byte*>(gathered_.data()), static_cast<size_t>(fetched_.bytes())};
   const std::vector<int32_t>& recent = step.sequence.recent_ids();
   hash_.row_ids(std::span(recent).last(static_cast<size_t>(hash_.context())), step.tokens, row_ids_);
-  Lane& lane = step.backend.copy_lane();
+  *gather_waits_ = true;
   lane.call([](void* self) { static_cast<NgramEmbedding*>(self)->gather(); }, this);
   // The arena's memory may still be read by the step before.
   step.backend.compute_lane().record(begun_event_);

@@ -4,6 +4,8 @@
 #ifndef OFFLOAD_CORE_BLOCKS_NGRAM_EMBEDDING_H_
 #define OFFLOAD_CORE_BLOCKS_NGRAM_EMBEDDING_H_
 
+#include <atomic>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +24,8 @@ class NgramEmbedding {
   NgramEmbedding(const ModelSpec& spec, const NgramEmbeddingSpec& ngram, const std::string& prefix,
                  WeightLoader& loader, StateLayout& layout);
 
+  // Type of the table's elements, for planning before set_table().
+  void set_table_dtype(DType dtype) { table_dtype_ = dtype; }
   // The stem of the table's tensor names ("layers.1.ple.ple_embedding.ngram_embedding") and its size.
   const std::string& table_stem() const { return table_stem_; }
   int64_t table_rows() const { return hash_.table_rows(); }
@@ -32,10 +36,13 @@ class NgramEmbedding {
   // first_event + kEvents - 1 are this block's own.
   void set_table(HostTable& table, int first_event) {
     table_ = &table;
+    table_dtype_ = table.dtype();
     arrived_event_ = first_event;
     begun_event_ = first_event + 1;
   }
-  // Host memory for the rows of the largest step planned since. REQUIRES: before the first step that runs.
+  int64_t gathered_bytes() const { return gathered_bytes_; }
+  // Host memory, gathered_bytes(), for the rows of the largest step planned since. REQUIRES: before the first step that
+  // runs.
   void allocate(Backend& backend) { gathered_ = backend.allocate_host(gathered_bytes_, "n-gram rows"); }
 
   // At the start of a step: has the copy lane gather the rows of all its tokens while the layers before this one run.
@@ -47,7 +54,10 @@ class NgramEmbedding {
   void add_to(const Step& step, const Tensor& stack);
 
  private:
-  void gather() { table_->gather(row_ids_, gathering_); }
+  void gather() {
+    table_->gather(row_ids_, gathering_);
+    *gather_waits_ = false;
+  }
 
   NgramHash hash_;
   std::string table_stem_;
@@ -57,13 +67,16 @@ class NgramEmbedding {
   Tensor norm_key_, norm_query_, norm_conv_, conv_;
   size_t history_ = 0;  // in SequenceState
   HostTable* table_ = nullptr;
+  DType table_dtype_ = DType::bf16;
   int arrived_event_ = 0, begun_event_ = 0;
   Tensor fetched_;             // [rows, width] of the table's type
   int64_t fetched_first_ = 0;  // position of its first row
+  // Written by the host for gather(), which the copy lane calls when it gets there.
   std::vector<int64_t> row_ids_;
   int64_t gathered_bytes_ = 0;
   Buffer gathered_;                 // host memory for the rows of the largest step
   std::span<std::byte> gathering_;  // of gathered_, this step's
+  std::unique_ptr<std::atomic<bool>> gather_waits_ = std::make_unique<std::atomic<bool>>(false);
 };
 
 }  // namespace offload
