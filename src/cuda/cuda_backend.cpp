@@ -162,7 +162,8 @@ CudaBackend::Repeated CudaBackend::capture(const std::function<void()>& body) {
     body();
   } catch (...) {
     static_cast<void>(cudaStreamEndCapture(compute_->stream(), &graph));
-    static_cast<void>(cudaGraphDestroy(graph));
+    if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    static_cast<void>(cudaGetLastError());  // what failed is being thrown
     throw;
   }
   check(cudaStreamEndCapture(compute_->stream(), &graph), "ending a graph");

@@ -25,6 +25,9 @@ DeviceCount count_devices() {
   devices.count = 0;
   devices.why_none = status == cudaSuccess ? "no device is visible" : cudaGetErrorString(status);
   static_cast<void>(cudaGetLastError());
+  int driver = 0;  // 0: there is none, which the runtime calls too old
+  if (status == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+    devices.why_none = "no NVIDIA driver is installed";
   return devices;
 }
 

@@ -32,7 +32,8 @@ class DeviceMemory {
   DeviceMemory(int device, int64_t bytes) : bytes_(bytes) {
     const DeviceScope scope(device);
     check(cudaMalloc(&data_, static_cast<size_t>(bytes)), "taking device memory");
-    const cudaError_t status = cudaMemset(data_, 0, static_cast<size_t>(bytes));
+    cudaError_t status = cudaMemset(data_, 0, static_cast<size_t>(bytes));
+    if (status == cudaSuccess) status = cudaStreamSynchronize(nullptr);  // no lane waits for the stream that clears
     if (status != cudaSuccess) static_cast<void>(cudaFree(std::exchange(data_, nullptr)));
     check(status, "clearing device memory");
   }

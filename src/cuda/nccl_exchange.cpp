@@ -2,9 +2,10 @@
 
 #include <nccl.h>
 
-#include <mutex>
+#include <atomic>
 #include <vector>
 
+#include "core/collective.h"
 #include "cuda/device_memory.h"
 
 namespace offload::cuda {
@@ -21,10 +22,12 @@ class Communicators final : public NcclExchange {
     check_nccl(ncclCommInitAll(comms_.data(), static_cast<int>(devices.size()), devices.data()), "starting NCCL");
   }
   ~Communicators() override {
+    if (is_aborted_) return;
     for (const ncclComm_t comm : comms_) static_cast<void>(ncclCommDestroy(comm));
   }
 
   void exchange(int rank, Parts send, Parts receive, cudaStream_t stream) override {
+    if (is_aborted_) throw Aborted{};
     const ncclComm_t comm = comms_[static_cast<size_t>(rank)];
     check_nccl(ncclGroupStart(), "beginning an exchange");
     for (size_t q = 0; q < comms_.size(); ++q) {
@@ -38,14 +41,13 @@ class Communicators final : public NcclExchange {
   }
 
   void abort() noexcept override {
-    const std::lock_guard lock(mutex_);
+    if (is_aborted_.exchange(true)) return;
     for (const ncclComm_t comm : comms_) static_cast<void>(ncclCommAbort(comm));
-    comms_.clear();
   }
 
  private:
-  std::mutex mutex_;
-  std::vector<ncclComm_t> comms_;  // by rank; none after an abort
+  std::atomic<bool> is_aborted_ = false;
+  std::vector<ncclComm_t> comms_;  // by rank; gone after an abort
 };
 
 }  // namespace

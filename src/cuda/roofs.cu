@@ -212,7 +212,8 @@ LinkLoad::LinkLoad(const DeviceCaps& caps) {
   constexpr int64_t kPiece = int64_t{64} << 20;
   std::promise<void> started;
   std::future<void> has_started = started.get_future();
-  copier_ = std::thread([this, &caps, &started] {
+  copier_ = std::thread([this, caps, started = std::move(started)]() mutable {
+    bool has_said = false;
     try {
       use_device(caps);
       const DeviceBlock block(kLinkBytes);
@@ -220,12 +221,13 @@ LinkLoad::LinkLoad(const DeviceCaps& caps) {
       const Stream lane;
       copy_pieces(host, block, kLinkBytes / kPiece, kPiece, lane.stream);
       started.set_value();
+      has_said = true;
       while (!ends_) {
         copy_pieces(host, block, kLinkBytes / kPiece, kPiece, lane.stream);
         if (cudaStreamSynchronize(lane.stream) != cudaSuccess) return;
       }
     } catch (...) {
-      started.set_exception(std::current_exception());
+      if (!has_said) started.set_exception(std::current_exception());
     }
   });
   try {
