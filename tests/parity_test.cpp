@@ -180,6 +180,13 @@ TEST_CASE("ids_take_the_place_of_text_and_a_reference_is_the_judge") {
   REQUIRE(reference.exit_code == 0);
   const Json judged = run_json({"--arms", "fp32", "--reference", logits});
   CHECK(judged.at("oracle") == "reference");
+  {
+    std::fstream file(logits, std::ios::binary | std::ios::in | std::ios::out);
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    file.seekp(256 + 4 * 7);  // behind the header
+    file.write(reinterpret_cast<const char*>(&nan), sizeof nan);
+  }
+  refuses({"--reference", logits}, "logit 7 of row 0 is nan; expected finite numbers");
   CHECK(judged.at("prompts")[0].at("prompt_tokens") == 14);
   CHECK(arm_of(judged, "fp32").at("oracle").at("max_difference").get<double>() < 1e-4);
   CHECK(arm_of(judged, "bf16").at("oracle").at("max_difference").get<double>() > 1e-4);
@@ -198,6 +205,10 @@ TEST_CASE("bad_usage_is_refused_by_name") {
   const StoredFolder folder;
   folder.write("ids.json", R"([{"name": "a", "ids": [5000]}])");
   refuses({"--prompts", folder.file("ids.json")}, "prompt a: token 5000 is outside the vocabulary");
+  for (const char* id : {"4294967301", "1.9", "true", "1e300", "-1", "\"1\""}) {
+    folder.write("no_id.json", fmt::format(R"([{{"name": "a", "ids": [{}]}}])", id));
+    refuses({"--prompts", folder.file("no_id.json")}, "is no token id", 1);
+  }
   folder.write("bad.json", R"({"name": "a"})");
   refuses({"--prompts", folder.file("bad.json")}, "expected an array", 1);
   refuses({"--model", kSource + "/configs/models/qwen3.8-flash-next-cpu.json", "--load-format", "dummy"},

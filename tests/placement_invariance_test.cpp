@@ -437,9 +437,13 @@ TEST_CASE("residual_stacks_and_the_host_s_rows_are_counted_and_the_advice_names_
   CHECK(all.stacks >= (1024 - kChunk) * row_bytes);
   CHECK(all.stacks < (1024 - kChunk) * row_bytes * 2);
   CHECK(all.workspace == one.workspace);
-  CHECK(all.total() - one.total() == all.stacks);
+  int64_t table_row_bytes = 0;  // BF16, of all tables
+  for (const LayerSpec& layer : spec.layers) table_row_bytes += layer.ngram ? layer.ngram->width * 2 : 0;
+  CHECK(table_row_bytes > 0);
+  CHECK(all.host_buffers - one.host_buffers == (1024 - kChunk) * table_row_bytes);
+  CHECK(all.total() - one.total() == all.stacks + all.host_buffers - one.host_buffers);
   Engine engine(options, Devices({&backend}, {}, {host.get()}));
-  for (const char* row : {"residual stacks", "experts on the CPU"})
+  for (const char* row : {"residual stacks", "experts on the CPU", "host buffers"})
     CHECK(engine.budget().table().find(row) != std::string::npos);
 }
 

@@ -200,7 +200,7 @@ TEST_CASE("offload_plan_prints_a_plan_replays_traces_and_refuses_in_one_line") {
     advised.push_back(text.substr(flag, value - 1 - flag));
     advised.push_back(text.substr(value, text.find_first_of(" \n", value) - value));
   }
-  REQUIRE(advised.size() == 5 + 2 * 6);
+  REQUIRE(advised.size() == 5 + 2 * 7);
   const auto planned = run_program(OFFLOAD_RUN, advised, "");
   INFO(planned.err);
   CHECK(planned.exit_code == 0);
@@ -214,9 +214,17 @@ TEST_CASE("offload_plan_prints_a_plan_replays_traces_and_refuses_in_one_line") {
     CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
     CHECK(result.out.empty());
   };
+  CHECK(run({}).out == run({"--math", "fp16"}).out);  // the machine multiplies FP16 faster
+  CHECK(run({"--math", "bf16"}).out != run({}).out);
+  Json wide = parse_json(read_text_file(model + "/config.json", 1 << 20), "config.json");
+  (wide.contains("text_config") ? wide["text_config"] : wide)["num_experts"] = 70000;
+  const std::string wide_file = folder + "/wide.json";
+  std::ofstream(wide_file) << wide.dump();
+  refuses({"--model-config", wide_file}, 1, "70000 experts a layer");
+  refuses({"--prompt-tokens", "1000000"}, 2, "--prompt-tokens 1000000");
   refuses({"--tp", "0"}, 2, "--tp is \"0\"");
   refuses({"--tp", "8"}, 2, "do not divide");
-  refuses({"--math", "fp8"}, 2, "expected bf16 or fp16");
+  refuses({"--math", "fp8"}, 2, "expected auto, bf16 or fp16");
   refuses({"--vram-budget", "nan"}, 2, "--vram-budget");
   refuses({"--machine", "/nonexistent"}, 1, "/nonexistent: No such file");
   refuses({"--machine", model + "/config.json"}, 1, "name is missing");

@@ -115,8 +115,10 @@ class ModelBench::Runner {
 
   // The token of largest logit behind `tokens`; 0 where there is none. What is timed is what a greedy user waits for.
   int32_t feed(std::span<const int32_t> tokens, BenchHash& hash) {
-    engine_->feed(*sequence_, tokens, Engine::LogitRows::none, {},
-                  [](size_t, const Tensor&) { stop_if_interrupted(); });
+    stop_if_interrupted();
+    Model::LayerTap tap;  // as Session::feed() has it
+    if (tokens.size() > 1) tap = [](size_t, const Tensor&) { stop_if_interrupted(); };
+    engine_->feed(*sequence_, tokens, Engine::LogitRows::none, {}, tap);
     const std::span<const Logit> largest = engine_->largest_logits(1);
     const int32_t next = largest.empty() ? 0 : largest.front().id;
     hash.add(std::as_bytes(std::span(&next, 1)));

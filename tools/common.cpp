@@ -205,7 +205,8 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
        "prompt tokens that pass each layer together, in chunks, so that an expert is copied once for them; default: 4 "
        "chunks with an expert cache, else one");
   text("--vram-budget", flags.vram_budget, "GIB", "GPU memory of each rank; default: what the GPU has free");
-  text("--ram-budget", flags.ram_budget, "GIB", "refuse a plan that needs more host memory");
+  text("--ram-budget", flags.ram_budget, "GIB",
+       "host memory to plan with, in place of what is available: a plan that needs more is refused");
   text("--expert-slots", flags.expert_slots, "N",
        "slots of each rank's expert cache; default: on a GPU as many as fit, on the CPU 0: experts run where they lie");
   text("--look-ahead", flags.look_ahead, "0|1|2",

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <bit>
+#include <cmath>
 
 #include "core/base.h"
 #include "core/checkpoint.h"
@@ -55,6 +56,10 @@ ReferenceLogits read_logits_file(std::string_view flag, const std::string& path,
     throw_error(ErrorCode::usage, "{}: ids is {} [{}]; expected I32 [{}], one for each row of logits", shown,
                 dtype_name(ids.dtype), fmt::join(ids.shape, ", "), logits.shape[0]);
   ReferenceLogits out{std::vector<int32_t>(static_cast<size_t>(ids.shape[0])), file.read_as_f32(logits)};
+  for (size_t i = 0; i < out.logits.size(); ++i)
+    if (!std::isfinite(out.logits[i]))
+      throw_error(ErrorCode::usage, "{}: logit {} of row {} is {}; expected finite numbers", shown,
+                  i % static_cast<size_t>(vocab), i / static_cast<size_t>(vocab), out.logits[i]);
   file.read(ids, 0, std::as_writable_bytes(std::span(out.ids)));
   for (const int32_t id : out.ids)
     if (id < 0 || id >= vocab)

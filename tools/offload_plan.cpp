@@ -18,7 +18,7 @@ constexpr int64_t kConfigBytesMax = int64_t{1} << 24;
 
 struct PlanFlags {
   std::string machine, model_config, replay, tp, vram_budget, prompt_tokens = "8192", decode_tokens = "256";
-  std::string math = "bf16", seed = "1";
+  std::string math = "auto", seed = "1";
   std::optional<std::string> trace;
   bool json = false;
 };
@@ -36,7 +36,9 @@ void add_flags(CLI::App& app, PlanFlags& flags) {
   text("--vram-budget", flags.vram_budget, "GIB", "of each rank; default: the device's memory");
   text("--prompt-tokens", flags.prompt_tokens, "N", "prompt of the request to serve soonest; default 8192");
   text("--decode-tokens", flags.decode_tokens, "N", "and tokens after it; default 256");
-  text("--math", flags.math, "bf16|fp16", "of the matrix products");
+  text("--math", flags.math, "auto|bf16|fp16",
+       "matrix units that products run on; auto: the faster of the machine's, as a card without BF16 units computes "
+       "BF16 products as scaled FP16");
   text("--seed", flags.seed, "N", "of the drawn trace");
   add_text_option(app, "--trace", flags.trace, "FILE.json",
                   "writes what the chosen plan does to a trace for ui.perfetto.dev");
@@ -54,9 +56,11 @@ PlanRequest request_of(const PlanFlags& flags, const Machine& machine) {
   request.world = flags.tp.empty() ? machine.device.count : parse_integer("--tp", flags.tp, 1, 64);
   request.prompt_tokens = parse_integer("--prompt-tokens", flags.prompt_tokens, 1, kTraceRowsMax);
   request.decode_tokens = parse_integer("--decode-tokens", flags.decode_tokens, 0, kTraceRowsMax);
-  if (flags.math != "bf16" && flags.math != "fp16")
-    throw_error(ErrorCode::usage, "--math is \"{}\"; expected bf16 or fp16", printable(flags.math));
-  request.math = flags.math == "bf16" ? GemmMath::bf16 : GemmMath::fp16;
+  if (flags.math != "auto" && flags.math != "bf16" && flags.math != "fp16")
+    throw_error(ErrorCode::usage, "--math is \"{}\"; expected auto, bf16 or fp16", printable(flags.math));
+  const auto flops = [&](GemmMath math) { return machine.device.gemm_flops.at(static_cast<size_t>(math)); };
+  const bool fp16 = flags.math == "auto" ? flops(GemmMath::fp16) > flops(GemmMath::bf16) : flags.math == "fp16";
+  request.math = fp16 ? GemmMath::fp16 : GemmMath::bf16;
   if (!flags.vram_budget.empty()) {
     const double budget = parse_number("--vram-budget", flags.vram_budget);
     if (!(budget > 0 && budget <= 1 << 20))
@@ -85,6 +89,12 @@ int run(const PlanFlags& flags) {
   const ModelSpec spec = read_spec(flags.model_config);
   const PlanRequest request = request_of(flags, machine);
   const MoeSpec& moe = spec.layers.front().moe;
+  if (moe.experts > kTraceExpertsMax)
+    throw_error(ErrorCode::input, "{}: {} experts a layer; routing traces, which a plan rests on, have at most {}",
+                printable(flags.model_config, 4096), moe.experts, kTraceExpertsMax);
+  if (request.prompt_tokens + request.decode_tokens > spec.context_max)
+    throw_error(ErrorCode::usage, "--prompt-tokens {} and --decode-tokens {}: the model has {} positions",
+                request.prompt_tokens, request.decode_tokens, spec.context_max);
   const RoutingShape shape{static_cast<int64_t>(spec.layers.size()), moe.experts, moe.top_k};
   const RoutingTrace routing = flags.replay.empty()
                                    ? draw_planning_trace(shape, request.prompt_tokens, parse_seed("--seed", flags.seed))

@@ -25,7 +25,10 @@ void check_output_path(std::string_view flag, const std::string& path) {
 OutputFile::OutputFile(std::string_view flag, std::string path)
     : flag_(flag), path_(std::move(path)), partial_path_(fmt::format("{}.{}.partial", path_, getpid())), file_(-1) {
   check_output_path(flag_, path_);
-  file_ = FileDescriptor(open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  file_ = FileDescriptor(open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (file_.get() < 0 && errno == EEXIST)
+    throw_error(ErrorCode::usage, "{} {}: is being written already ({}); give another name or remove that", flag_,
+                printable(path_, 4096), printable(partial_path_, 4096));
   if (file_.get() < 0) throw_error(ErrorCode::usage, "{} {}: {}", flag_, printable(path_, 4096), std::strerror(errno));
 }
 

@@ -1,6 +1,7 @@
 #include "parity_prompts.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "common.h"
 #include "core/json.h"
@@ -28,6 +29,19 @@ std::vector<GivenPrompt> built_in(const std::string& names) {
   return prompts;
 }
 
+// As whole numbers that an id can be; a vocabulary has its own say.
+std::vector<int32_t> read_ids(const Json& json, std::string_view shown) {
+  std::vector<int32_t> ids;
+  if (!json.is_array()) throw_error(ErrorCode::input, "{}: \"ids\" is no array", shown);
+  for (const Json& id : json) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int32_t>::max()))
+      throw_error(ErrorCode::input, "{}: id {} is no token id; expected a whole number from 0 up", shown,
+                  printable(id.dump(), 64));
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
 std::vector<GivenPrompt> read_prompts(const std::string& path) {
   const std::string shown = "--prompts " + printable(path, 4096);
   const Json document = parse_json(read_text_file(path, kPromptsBytesMax), shown);
@@ -37,7 +51,7 @@ std::vector<GivenPrompt> read_prompts(const std::string& path) {
     for (const Json& each : document) {
       GivenPrompt prompt{.name = each.at("name").get<std::string>(), .text = {}, .ids = {}};
       if (each.contains("ids"))
-        prompt.ids = each.at("ids").get<std::vector<int32_t>>();
+        prompt.ids = read_ids(each.at("ids"), shown);
       else
         prompt.text = each.at("text").get<std::string>();
       prompts.push_back(std::move(prompt));

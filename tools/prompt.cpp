@@ -47,6 +47,15 @@ OrderedJson template_kwargs(const std::string& text) {
   return kwargs;
 }
 
+// What the template renders silently as nothing, which a misspelt key would be.
+void require_content(const OrderedJson& messages, const std::string& path) {
+  if (!messages.is_array()) return;
+  for (size_t i = 0; i < messages.size(); ++i)
+    if (messages[i].is_object() && !messages[i].contains("content") && !messages[i].contains("tool_calls"))
+      throw_error(ErrorCode::usage, "--messages {}: messages[{}] has neither \"content\" nor \"tool_calls\"",
+                  printable(path, 4096), i);
+}
+
 // An array of messages, or an object with messages and what else a template sees.
 Conversation read_messages(const std::string& path, const PromptFlags& flags) {
   const std::string shown = printable(path, 4096);
@@ -155,8 +164,11 @@ std::vector<int32_t> prompt_ids(const PromptFlags& flags, PromptSource source, s
   switch (source) {
     case PromptSource::ids:
       return parse_ids(*flags.ids);
-    case PromptSource::messages:
-      return model.encode(read_messages(*flags.messages, flags));
+    case PromptSource::messages: {
+      const Conversation conversation = read_messages(*flags.messages, flags);
+      require_content(conversation.messages, *flags.messages);
+      return model.encode(conversation);
+    }
     case PromptSource::text: {
       if (text.empty()) throw_error(ErrorCode::usage, "the prompt is empty; give at least one character");
       if (flags.raw) return model.encode_raw(text);

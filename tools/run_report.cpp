@@ -26,6 +26,9 @@ OrderedJson plan_json(const Settings& settings, const Engine& engine) {
                                         {"slots_bytes", memory.slots},
                                         {"stacks_bytes", memory.stacks},
                                         {"staging_bytes", memory.staging},
+                                        {"host_buffers_bytes", memory.host_buffers},
+                                        {"load_staging_bytes", memory.load_staging},
+                                        {"trace_bytes", memory.trace},
                                         {"total_bytes", memory.total()}});
   return plan;
 }

@@ -66,7 +66,7 @@ void prepare_process() {
     sigaction(number, nullptr, &inherited);
     if (inherited.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);  // nohup has a say
   }
-  std::signal(SIGPIPE, SIG_IGN);
+  for (const int number : {SIGPIPE, SIGXFSZ}) std::signal(number, SIG_IGN);  // the write says what is wrong
 }
 
 bool interrupted() {

@@ -191,6 +191,8 @@ class TokenizerReader final : public nlohmann::json_sax<Json> {
 TokenizerFile parse_tokenizer_file(std::string_view text, std::string_view origin) {
   if (static_cast<int64_t>(text.size()) > kTokenizerFileBytesMax)
     throw_error(ErrorCode::input, "{}: {} bytes; at most {} are allowed", origin, text.size(), kTokenizerFileBytesMax);
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
+    throw_error(ErrorCode::input, "{}: byte {} is NUL, which no JSON has", origin, nul);
   TokenizerFile file;
   TokenizerReader reader(file, origin);
   Json::sax_parse(text.begin(), text.end(), &reader);

@@ -23,7 +23,8 @@ ResidencyLoadOptions expert_load_options(const EngineOptions& options) {
 
 // Bytes that a rank may use of its device.
 int64_t device_budget(const EngineOptions& options, Backend& backend) {
-  return options.vram_budget_bytes.value_or(*backend.free_bytes() - Engine::kDeviceReserveBytes);
+  if (options.vram_budget_bytes) return *options.vram_budget_bytes;
+  return std::max<int64_t>(0, *backend.free_bytes() - Engine::kDeviceReserveBytes);
 }
 
 // The nodes of the ranks' devices as residency counts them.
@@ -124,6 +125,9 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
   const std::vector<ExpertLayer> layers = Model::expert_layers(spec_);
   residency_.emplace(*source_, layers, Model::expert_shape(spec_, expert_dtype(*source_, layers.front())),
                      ResidencyOptions{.form = options.shard, .world = world, .numa_nodes = nodes_of(devices)});
+  // Once, so that a plan made for what is free is not measured against what is free a moment later.
+  for (Backend* backend : devices.backends)
+    device_bytes_.push_back(backend->uses_host_memory() ? 0 : device_budget(options, *backend));
   for (int r = 0; r < world; ++r) {
     ranks_.push_back(plan_rank(options, devices, r));
     const RankMemory& memory = ranks_.back()->memory();
@@ -133,7 +137,9 @@ void Engine::plan(const EngineOptions& options, const Devices& devices) {
     memory_.slots += memory.slots;
     memory_.stacks += memory.stacks;
     memory_.staging += memory.staging;
+    memory_.host_buffers += memory.host_buffers;
   }
+  memory_.host_buffers += logits_bytes();
   for (const RankContext::TableNeed& need : ranks_.front()->table_needs()) {
     tables_.push_back(std::make_unique<RamTable>(*source_, need.stem, need.rows, need.columns));
     memory_.tables += tables_.back()->bytes();
@@ -166,10 +172,15 @@ std::unique_ptr<RankContext> Engine::plan_rank(const EngineOptions& options, con
   std::unique_ptr<RankContext> planned = make();
   const RankMemory& least = planned->memory();
   const int64_t room =
-      device_budget(options, backend) - least.weights - least.sequence - least.workspace - least.stacks;
+      device_bytes_[static_cast<size_t>(rank)] - least.weights - least.sequence - least.workspace - least.stacks;
   rank_options.cache.slots = std::clamp<int64_t>(planned->executor().slots_in(room), 1, residency_->blocks(rank));
   planned.reset();
   return make();
+}
+
+// Of a tile of rows, which the host is shown.
+int64_t Engine::logits_bytes() const {
+  return std::min(RankContext::kLogitTile, chunk_) * spec_.vocab * dtype_bytes(DType::f32);
 }
 
 // The plan's bytes against what the host and the devices have.
@@ -183,14 +194,21 @@ void Engine::plan_budget(const EngineOptions& options) {
   }
   budget_.add("experts", memory_.experts, host);
   budget_.add("tables", memory_.tables, host);
-  budget_.add("load staging", residency_->load_staging_bytes(expert_load_options(options)), host);
-  if (options.trace_events > 0) budget_.add("trace", world() * TraceBuffer::bytes_of(options.trace_events), host);
+  memory_.load_staging = residency_->load_staging_bytes(expert_load_options(options));
+  budget_.add("load staging", memory_.load_staging, host);
+  budget_.add("host buffers", memory_.host_buffers, host,
+              {"lower --prefill-group", memory_.host_buffers - logits_bytes()});
+  if (options.trace_events > 0) {
+    memory_.trace = world() * TraceBuffer::bytes_of(options.trace_events);
+    budget_.add("trace", memory_.trace, host);
+  }
   for (int r = 0; r < world(); ++r) {
     const RankMemory& memory = rank(r).memory();
     Backend& backend = rank(r).backend();
     const MemoryPlace place = backend.uses_host_memory() ? host : MemoryPlace::vram(r);
     if (!backend.uses_host_memory())
-      budget_.limit(place, device_budget(options, backend), options.vram_budget_bytes ? "--vram-budget" : "the device");
+      budget_.limit(place, device_bytes_[static_cast<size_t>(r)],
+                    options.vram_budget_bytes ? "--vram-budget" : "the device");
     const std::string of = world() == 1 ? "" : fmt::format(" of rank {}", r);
     budget_.add("weights" + of, memory.weights, place);
     budget_.add("expert slots" + of, memory.slots, place, {"lower --expert-slots", memory.slots});
@@ -223,9 +241,8 @@ void Engine::load(const EngineOptions& options, const Devices& devices) {
   if (options.cache.zero_copy_permille > 0 && experts.pinning.pin && !residency_->pinned())
     throw_error(ErrorCode::resource, "--zero-copy-experts needs the experts' memory page-locked: {}; or leave it out",
                 warnings_.back());
-  const int64_t logits = std::min(RankContext::kLogitTile, chunk_) * spec_.vocab;
-  logits_memory_ = ranks_.front()->backend().allocate_host(logits * dtype_bytes(DType::f32), "logits");
-  logits_ = {static_cast<float*>(logits_memory_.data()), static_cast<size_t>(logits)};
+  logits_memory_ = ranks_.front()->backend().allocate_host(logits_bytes(), "logits");
+  logits_ = {static_cast<float*>(logits_memory_.data()), static_cast<size_t>(logits_bytes()) / sizeof(float)};
   largest_.reserve(static_cast<size_t>(world() * kTopkMax));
   if (world() > 1) collectives_.front()->reserve(chunk_ * spec_.hidden);
   team_ = std::make_unique<RankTeam>(world(), options.on_stuck);

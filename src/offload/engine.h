@@ -72,7 +72,12 @@ struct EngineOptions {
 // Bytes by purpose over all ranks, before anything is allocated. The sequence is one conversation's state.
 struct MemoryPlan {
   int64_t weights = 0, experts = 0, tables = 0, sequence = 0, workspace = 0, slots = 0, stacks = 0, staging = 0;
-  int64_t total() const { return weights + experts + tables + sequence + workspace + slots + stacks + staging; }
+  int64_t host_buffers = 0;             // rows of tables and logits on their way
+  int64_t load_staging = 0, trace = 0;  // while experts are read; of all ranks
+  int64_t total() const {
+    return weights + experts + tables + sequence + workspace + slots + stacks + staging + host_buffers + load_staging +
+           trace;
+  }
 };
 
 // One sequence's state on every rank.
@@ -164,6 +169,7 @@ class Engine {
  private:
   void open(const EngineOptions& options);
   void plan(const EngineOptions& options, const Devices& devices);
+  int64_t logits_bytes() const;
   std::unique_ptr<RankContext> plan_rank(const EngineOptions& options, const Devices& devices, int rank) const;
   void plan_budget(const EngineOptions& options);
   void load(const EngineOptions& options, const Devices& devices);
@@ -174,6 +180,7 @@ class Engine {
   std::vector<std::string> warnings_;
   int64_t context_, chunk_, group_;
   MemoryPlan memory_;
+  std::vector<int64_t> device_bytes_;  // that each rank may use; 0 where its memory is the host's
   Budget budget_;
 
   std::optional<Checkpoint> checkpoint_;

@@ -60,8 +60,10 @@ OrderedJson phase_json(const PhaseTimes& phase) {
 std::string plan_text(const Plan& plan, const Machine& machine, const ModelSpec& spec, const PlanRequest& request) {
   const SimOptions& options = plan.options;
   const PolicyOptions& policy = options.policy;
-  std::string out = fmt::format("{} on {}, {} rank(s)\n", spec.model_type, machine.name, request.world);
+  std::string out = fmt::format("{} on {}, {} rank(s), products on {} units\n", spec.model_type, machine.name,
+                                request.world, request.math == GemmMath::fp16 ? "FP16" : "BF16");
   out += fmt::format("choice (of {} simulated)\n", plan.candidates);
+  out += fmt::format("  --tp {}\n", request.world);
   out += fmt::format("  --chunk {}           prefill in the order of {}s\n", options.chunk, order_name(options.order));
   out += fmt::format("  --prefill-group {}\n", plan.prefill_group);
   out += fmt::format("  --shard {}\n", form_name(options.shard));

@@ -194,14 +194,16 @@ void Search::refuse() const {
   const PlanMemory& memory = least.memory;
   const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / kGib; };
   const int64_t needed_slots = costs_.has_link() ? kSlotsMin : slots_of_all(least.options.shard);
-  throw_error(ErrorCode::resource,
-              "nothing fits: weights {:.3f} GiB, state of {} positions {:.3f}, workspace of {} rows {:.3f}, reserve "
-              "{:.3f} and {} slots {:.3f} make {:.3f} of {:.3f} per rank: more ranks, a shorter prompt or a larger "
-              "--vram-budget",
-              gib(memory.weights), programmer_.context(), gib(memory.sequence), least.options.chunk,
-              gib(memory.workspace), gib(memory.reserve), needed_slots,
-              gib(needed_slots * slot_bytes(least.options.shard)),
-              gib(memory.total() - memory.slots + needed_slots * slot_bytes(least.options.shard)), gib(budget_));
+  std::string remedies = "a shorter prompt";
+  if (request_.world < machine_.device.count) remedies += ", more ranks";
+  remedies += budget_ < machine_.device.memory_bytes ? ", a larger --vram-budget" : " or devices with more memory";
+  throw_error(
+      ErrorCode::resource,
+      "nothing fits: weights {:.3f} GiB, state of {} positions {:.3f}, workspace of {} rows {:.3f}, reserve "
+      "{:.3f} and {} slots {:.3f} make {:.3f} of {:.3f} per rank: {}",
+      gib(memory.weights), programmer_.context(), gib(memory.sequence), least.options.chunk, gib(memory.workspace),
+      gib(memory.reserve), needed_slots, gib(needed_slots * slot_bytes(least.options.shard)),
+      gib(memory.total() - memory.slots + needed_slots * slot_bytes(least.options.shard)), gib(budget_), remedies);
 }
 
 void Search::add_levers(Plan& plan) {

@@ -1,5 +1,8 @@
 #include "offload/rank_team.h"
 
+#include <system_error>
+
+#include "core/base.h"
 #include "core/collective.h"
 
 namespace offload {
@@ -7,10 +10,23 @@ namespace offload {
 RankTeam::RankTeam(int world, StuckHook on_stuck, std::chrono::milliseconds stuck_after)
     : on_stuck_(std::move(on_stuck)), stuck_after_(stuck_after) {
   OFL_ASSERT(world >= 1);
-  for (int rank = 1; rank < world; ++rank) threads_.emplace_back([this, rank] { serve(rank); });
+  try {
+    for (int rank = 1; rank < world; ++rank) threads_.emplace_back([this, rank] { serve(rank); });
+  } catch (const std::system_error& error) {
+    const size_t started = threads_.size();
+    end_threads();
+    throw_error(ErrorCode::resource,
+                "{} threads are needed for as many ranks, {} could be started: {}; lower --tp or raise the limit on "
+                "processes (ulimit -u)",
+                world - 1, started, error.code().message());
+  }
 }
 
 RankTeam::~RankTeam() {
+  end_threads();
+}
+
+void RankTeam::end_threads() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

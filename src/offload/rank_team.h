@@ -37,6 +37,7 @@ class RankTeam {
  private:
   void run_rank(int rank);
   void serve(int rank);
+  void end_threads();
 
   const StuckHook on_stuck_;
   const std::chrono::milliseconds stuck_after_;

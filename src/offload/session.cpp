@@ -21,9 +21,14 @@ void Session::feed(std::span<const int32_t> tokens, Engine::LogitRows rows, cons
                    const std::function<bool()>& should_stop) {
   OFL_ASSERT(!is_broken_);
   is_broken_ = true;
-  engine_.feed(state_, tokens, rows, sink, [&](size_t, const Tensor&) {
+  const auto stop = [&] {
     if (should_stop && should_stop()) throw Error(ErrorCode::interrupted, "interrupted");
-  });
+  };
+  // Within a step of several rows alone: a tap ends what a device does at one go.
+  Model::LayerTap tap;
+  if (should_stop && tokens.size() > 1) tap = [&](size_t, const Tensor&) { stop(); };
+  stop();
+  engine_.feed(state_, tokens, rows, sink, tap);
   is_broken_ = false;
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
 }
