@@ -307,6 +307,13 @@ TEST_CASE("a_file_without_merges_or_vocabulary_says_so") {
   CHECK_THROWS_WITH_AS(Tokenizer::load(kData + "absent"), doctest::Contains("absent"), Error);
 }
 
+TEST_CASE("what_follows_a_nul_byte_is_not_overlooked") {
+  const std::string text = tiny_json().dump();
+  for (const std::string_view more : {std::string_view("\0", 1), std::string_view("\0{{garbage", 10)})
+    CHECK(refusal([&] { Tokenizer::parse(text + std::string(more), "", "tokenizer.json"); }).find("is NUL") !=
+          std::string::npos);
+}
+
 TEST_CASE("unsupported_components_are_refused_by_name") {
   struct Case {
     const char *pointer, *value, *named;
