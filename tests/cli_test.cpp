@@ -266,6 +266,17 @@ TEST_CASE("a_table_of_f32_rows_has_room_in_a_step_of_every_size") {
   }
 }
 
+TEST_CASE("a_link_that_leads_nowhere_is_no_missing_file") {
+  for (const char* name :
+       {"generation_config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"}) {
+    const TemporaryFolder folder;
+    for (const auto& entry : fs::directory_iterator(kDemo))
+      if (entry.path().filename() != name) fs::create_symlink(entry.path(), folder.path(entry.path().filename()));
+    fs::create_symlink(folder.path("blobs"), folder.path(name));
+    check_refused(run({"--model", folder.path(), "-p", "hi", "--max-tokens", "1"}), 1, {name, "No such file"});
+  }
+}
+
 TEST_CASE("two_outputs_never_share_a_file") {
   const TemporaryFolder folder;
   const std::string path = folder.path("same");

@@ -130,8 +130,7 @@ void add_message(Conversation& conversation, std::string_view role, std::string_
 TextModel TextModel::load(const std::string& model_dir, int64_t vocab) {
   TextModel model;
   model.model_dir_ = model_dir;
-  std::error_code error;
-  if (std::filesystem::exists(model_dir + "/tokenizer.json", error)) {
+  if (is_listed(model_dir + "/tokenizer.json")) {
     model.tokenizer_ = Tokenizer::load(model_dir);
     model.tokenizer_->require_rows(vocab, printable(model_dir, 4096) + "/tokenizer.json");
     model.template_ = ChatTemplate::load(model_dir);

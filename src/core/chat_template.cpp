@@ -282,13 +282,13 @@ std::optional<ChatTemplate> ChatTemplate::load(const std::string& model_dir) {
   const std::string template_path = model_dir + "/chat_template.jinja";
   const std::string config_path = model_dir + "/tokenizer_config.json";
   Json config = Json::object();
-  if (std::filesystem::exists(config_path)) {
+  if (is_listed(config_path)) {
     config = parse_json(read_text_file(config_path, kTokenizerConfigBytesMax), config_path);
     if (!config.is_object())
       throw_error(ErrorCode::input, "{}: expected an object, found {}", config_path, config.type_name());
   }
   std::optional<ChatTemplate> made;
-  if (std::filesystem::exists(template_path)) {
+  if (is_listed(template_path)) {
     made = ChatTemplate(read_text_file(template_path, static_cast<int64_t>(jinja::kTemplateBytesMax)), template_path);
   } else if (const auto found = config.find("chat_template"); found != config.end() && !found->is_null()) {
     const std::string origin = config_path + ": chat_template";

@@ -128,8 +128,7 @@ GenerationDefaults GenerationDefaults::load(const std::string& model_directory, 
   GenerationDefaults defaults;
   const auto apply = [&](const char* name, void (*read)(std::string_view, std::string_view, GenerationDefaults&)) {
     const fs::path path = fs::path(model_directory) / name;
-    std::error_code ignored;
-    if (fs::exists(path, ignored))
+    if (is_listed(path.string()))
       read(read_text_file(path.string(), kConfigBytesMax), printable(path.string(), 4096), defaults);
   };
   apply("generation_config.json", apply_generation_config);

@@ -104,6 +104,11 @@ OrderedJson parse_ordered_json(std::string_view text, std::string_view origin) {
   return parse_strict<OrderedJson>(text, origin);
 }
 
+bool is_listed(const std::string& path) {
+  struct stat status {};
+  return lstat(path.c_str(), &status) == 0;
+}
+
 std::string read_text_file(const std::string& path, int64_t bytes_max) {
   // Opened without blocking and checked, so that a named pipe in a model folder cannot hang the load.
   struct Close {

@@ -31,6 +31,9 @@ std::string json_error_text(std::string_view message);
 // Whole content of a small text file. Throws Error{input} naming the path and the system's reason, or the size when the
 // file is larger than `bytes_max`.
 std::string read_text_file(const std::string& path, int64_t bytes_max);
+// Whether the name stands in its folder: a link that leads nowhere counts, which read_text_file() then refuses in
+// words.
+bool is_listed(const std::string& path);
 
 // json[key] as T, or `fallback` when the key is absent or null. Throws Error{input} naming origin, key, the expected
 // and the found type when the value is of another type.

@@ -68,7 +68,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
   const fs::path file = fs::is_directory(path, ignored) ? fs::path(path) / "tokenizer.json" : fs::path(path);
   const fs::path config = file.parent_path() / "tokenizer_config.json";
   const std::string text = read_text_file(file.string(), kTokenizerFileBytesMax);
-  const bool has_config = fs::exists(config, ignored);
+  const bool has_config = is_listed(config.string());
   return parse(text, has_config ? read_text_file(config.string(), kConfigBytesMax) : "",
                printable(file.string(), 4096));
 }

@@ -195,7 +195,8 @@ void Engine::plan_budget(const EngineOptions& options) {
   budget_.add("experts", memory_.experts, host);
   budget_.add("tables", memory_.tables, host);
   memory_.load_staging = residency_->load_staging_bytes(expert_load_options(options));
-  budget_.add("load staging", memory_.load_staging, host);
+  const int64_t of_thread = memory_.load_staging / std::max(1, options.load_threads);
+  budget_.add("load staging", memory_.load_staging, host, {"lower --threads", memory_.load_staging - of_thread});
   budget_.add("host buffers", memory_.host_buffers, host,
               {"lower --prefill-group", memory_.host_buffers - logits_bytes()});
   if (options.trace_events > 0) {
