@@ -174,6 +174,7 @@ template <typename T, int kPairs, bool kVector>
 __global__ void __launch_bounds__(kWarpsMost* kWarp, 2) attention_fma_kernel(const AttentionCall a) {
   extern __shared__ float4 memory[];
   __shared__ AttentionState<kPairs> state;
+  after_previous();
   AttentionFma<T, kPairs, kVector>(a, reinterpret_cast<float*>(memory), state).run();
 }
 
@@ -186,6 +187,7 @@ constexpr int kCombineGroups = 8;  // a warp each, which take every 8th split
 // pass the sum of the partials. One block of threads per pair, in slices of 256 dimensions.
 template <typename T>
 __global__ void __launch_bounds__(kCombineGroups* kWarp) attention_combine_kernel(const AttentionCall a) {
+  after_previous();
   constexpr int kPerLane = 8;
   __shared__ float factors[kSplitsMost];
   __shared__ float sums[kCombineGroups][kPerLane * kWarp];
@@ -299,7 +301,7 @@ dim3 grid_of(const AttentionArgs& a, const AttentionCut& cut, int64_t slices) {
 
 // Calls launch_pass(call) for each pass that the rounding needs, then combines the splits.
 template <typename T, typename LaunchPass>
-void run_passes(AttentionCall call, const AttentionScratch& scratch, cudaStream_t stream,
+void run_passes(AttentionCall call, const AttentionScratch& scratch, const Queue& queue,
                 const LaunchPass& launch_pass) {
   if (call.splits > 1) call.partials = data_of<float>(scratch.partials);
   if (call.splits > 1 || call.rounding == Rounding::reference) call.statistics = data_of<float>(scratch.statistics);
@@ -311,60 +313,60 @@ void run_passes(AttentionCall call, const AttentionScratch& scratch, cudaStream_
   launch_pass(call);
   if (call.splits == 1) return;
   const dim3 grid(static_cast<unsigned>(call.rows * call.heads), blocks_for(call.n, kCombineGroups * kWarp));
-  launch(attention_combine_kernel<T>, grid, dim3(kCombineGroups * kWarp), 0, stream, call);
+  launch_early(attention_combine_kernel<T>, grid, dim3(kCombineGroups * kWarp), 0, queue, call);
 }
 
 template <typename T, int kPairs, bool kVector>
-void run_fma(const AttentionArgs& a, const DeviceCaps& caps, const AttentionScratch& scratch, cudaStream_t stream) {
+void run_fma(const AttentionArgs& a, const DeviceCaps& caps, const AttentionScratch& scratch, const Queue& queue) {
   const int64_t n = a.q.dim(2);
   const int warps = static_cast<int>(std::min<int64_t>(kWarpsMost, ceil_divide(n, kWarp)));
   const FmaTile tile(warps, static_cast<int>(n));
   const AttentionCut cut(a, kPairs, tile.tile, AttentionCut::wanted_blocks(caps));
   const dim3 grid = grid_of(a, cut, ceil_divide(n, warps * kWarp));
-  run_passes<T>(call_of(a, cut), scratch, stream, [&](const AttentionCall& call) {
-    launch(attention_fma_kernel<T, kPairs, kVector>, grid, dim3(static_cast<unsigned>(warps * kWarp)),
-           tile.floats(kPairs) * int64_t{sizeof(float)}, stream, call);
+  run_passes<T>(call_of(a, cut), scratch, queue, [&](const AttentionCall& call) {
+    launch_early(attention_fma_kernel<T, kPairs, kVector>, grid, dim3(static_cast<unsigned>(warps * kWarp)),
+                 tile.floats(kPairs) * int64_t{sizeof(float)}, queue, call);
   });
 }
 
 template <typename T, bool kVector>
 void run_fma_of_pairs(const AttentionArgs& a, const DeviceCaps& caps, const AttentionScratch& scratch,
-                      cudaStream_t stream) {
+                      const Queue& queue) {
   // Shared memory holds the queries of all pairs in FP32.
   constexpr int64_t kFloatsMost = 15 << 10;
   const int64_t group = a.q.dim(1) / a.k.dim(1), n = a.q.dim(2), pairs_most = a.blocks ? group : group * a.q.dim(0);
   const auto fits = [&](int pairs) { return FmaTile(kWarpsMost, static_cast<int>(n)).floats(pairs) <= kFloatsMost; };
   OFL_ASSERT(fits(4));  // n up to 3,400
   if (pairs_most > 8 && fits(12))
-    run_fma<T, 12, kVector>(a, caps, scratch, stream);
+    run_fma<T, 12, kVector>(a, caps, scratch, queue);
   else if (pairs_most > 4 && fits(8))
-    run_fma<T, 8, kVector>(a, caps, scratch, stream);
+    run_fma<T, 8, kVector>(a, caps, scratch, queue);
   else
-    run_fma<T, 4, kVector>(a, caps, scratch, stream);
+    run_fma<T, 4, kVector>(a, caps, scratch, queue);
 }
 
 template <int kN, int kMTiles>
-void run_mma(const AttentionArgs& a, const AttentionScratch& scratch, int64_t wanted, cudaStream_t stream) {
+void run_mma(const AttentionArgs& a, const AttentionScratch& scratch, int64_t wanted, const Queue& queue) {
   using Tile = AttentionMmaTile<kN, kMTiles>;
   const AttentionCut cut(a, Tile::kPairs, Tile::kPositions, wanted);
   const dim3 grid = grid_of(a, cut, 1);
-  run_passes<bf16>(call_of(a, cut), scratch, stream, [&](const AttentionCall& call) {
-    launch(attention_mma_kernel<kN, kMTiles>, grid, dim3(Tile::kThreads), sizeof(AttentionMmaShared<kN, kMTiles>),
-           stream, call);
+  run_passes<bf16>(call_of(a, cut), scratch, queue, [&](const AttentionCall& call) {
+    launch_early(attention_mma_kernel<kN, kMTiles>, grid, dim3(Tile::kThreads), sizeof(AttentionMmaShared<kN, kMTiles>),
+                 queue, call);
   });
 }
 
 // Four tiles of pairs share a position where that many belong together and the blocks still fill the device, else one.
 template <int kN>
 void run_mma_of_pairs(const AttentionArgs& a, const DeviceCaps& caps, const AttentionScratch& scratch,
-                      cudaStream_t stream) {
+                      const Queue& queue) {
   constexpr int64_t kUnsplit = 1;
   const AttentionCut wide(a, AttentionMmaTile<kN, 4>::kPairs, AttentionMmaTile<kN, 4>::kPositions, kUnsplit);
   const int64_t group = a.q.dim(1) / a.k.dim(1), pairs = a.blocks ? group : group * a.q.dim(0);
   if (pairs > 32 && 2 * wide.units * wide.parts * a.k.dim(1) >= caps.multiprocessors)
-    run_mma<kN, 4>(a, scratch, kUnsplit, stream);
+    run_mma<kN, 4>(a, scratch, kUnsplit, queue);
   else
-    run_mma<kN, 1>(a, scratch, AttentionCut::wanted_blocks(caps), stream);
+    run_mma<kN, 1>(a, scratch, AttentionCut::wanted_blocks(caps), queue);
 }
 
 }  // namespace

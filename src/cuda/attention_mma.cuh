@@ -218,6 +218,7 @@ template <int kN, int kMTiles>
 __global__ void __launch_bounds__(AttentionMmaTile<kN, kMTiles>::kThreads, AttentionMmaTile<kN, kMTiles>::kBlocks)
     attention_mma_kernel(const AttentionCall a) {
   extern __shared__ float4 memory[];
+  after_previous();
   AttentionMma<kN, kMTiles>(a, *reinterpret_cast<AttentionMmaShared<kN, kMTiles>*>(memory)).run();
 }
 

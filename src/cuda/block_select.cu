@@ -37,6 +37,7 @@ constexpr int kFmaKeys = 16 * kFmaWarps;  // per block of threads: two per quad 
 // queries, kFmaHeads at a time.
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kFmaWarps* kWarp) scores_fma_kernel(const ScoresCall a) {
+  after_previous();
   extern __shared__ float4 memory[];
   float* q = reinterpret_cast<float*>(memory);  // [kFmaHeads][width]
   const int row = static_cast<int>(blockIdx.x), complete = a.complete(row), thread = static_cast<int>(threadIdx.x);
@@ -281,7 +282,7 @@ void CudaOps::execute(const BlockScoresArgs& a) {
     using T = decltype(element);
     const auto kernel = in_vectors(a.keys) ? scores_fma_kernel<T, true> : scores_fma_kernel<T, false>;
     const dim3 grid(static_cast<unsigned>(rows), blocks_for(blocks, kFmaKeys));
-    launch(kernel, grid, dim3(kFmaWarps * kWarp), shared_bytes, stream_, call);
+    launch_early(kernel, grid, dim3(kFmaWarps * kWarp), shared_bytes, stream_, call);
   });
 }
 
@@ -502,6 +503,7 @@ class RowSelection {
 __global__ void __launch_bounds__(kTopkWarpsMost* kWarp) topk_kernel(const TopkCall a) {
   extern __shared__ float4 memory[];
   __shared__ TopkShared shared;
+  after_previous();
   RowSelection(a, shared, reinterpret_cast<uint32_t*>(memory)).run();
 }
 
@@ -527,7 +529,7 @@ void CudaOps::execute(const BlockTopkArgs& a) {
   const int64_t words = (call.stages ? blocks : 0) + blocks / kWarp + 1;
   // Many rows fill the device with small blocks of threads; few rows, or long ones, want all threads of one.
   const bool many = rows >= 2 * caps_.multiprocessors && call.stages;
-  launch(topk_kernel, dim3(static_cast<unsigned>(rows)), dim3(many ? 256 : 1024), words * 4, stream_, call);
+  launch_early(topk_kernel, dim3(static_cast<unsigned>(rows)), dim3(many ? 256 : 1024), words * 4, stream_, call);
 }
 
 }  // namespace offload::cuda

@@ -111,6 +111,7 @@ __global__ void __launch_bounds__(kThreads) causal_conv_silu_kernel(CausalConv<T
   extern __shared__ float4 shared[];
   float* weights = reinterpret_cast<float*>(shared);
   load_weights(a, weights);
+  after_previous();
   __syncthreads();
   const Piece<kMapWidth, kWhole> piece = channels_of_thread<kWhole>(a);
   const int64_t first = int64_t{blockIdx.y} * kRows + threadIdx.y;
@@ -174,8 +175,8 @@ void CudaOps::execute(const CausalConvSiluArgs& a) {
                dim3(grid.x, blocks_for(turns * a.dilation, kThreadRows)), block, 0, stream_, args);
         return launch(advance_history_kernel<T, kWhole>, dim3(grid.x), block, 0, stream_, args);
       }
-      launch(causal_conv_silu_kernel<T, decltype(rounding)::value, kWhole>, grid, block,
-             taps * kChannels * static_cast<int64_t>(sizeof(float)), stream_, args);
+      launch_early(causal_conv_silu_kernel<T, decltype(rounding)::value, kWhole>, grid, block,
+                   taps * kChannels * static_cast<int64_t>(sizeof(float)), stream_, args);
       if (grid.y > 1) launch(advance_history_kernel<T, kWhole>, dim3(grid.x), block, 0, stream_, args);
     });
   });

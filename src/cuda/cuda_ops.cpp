@@ -1,7 +1,5 @@
 #include "cuda/cuda_ops.h"
 
-#include <utility>
-
 #include "cuda/blas.h"
 
 namespace offload::cuda {
@@ -22,7 +20,7 @@ std::optional<unsigned long long> capture_of(cudaStream_t stream) {
 }  // namespace
 
 CudaOps::CudaOps(const DeviceCaps& caps, cudaStream_t stream, StagingRing& staging)
-    : caps_(caps), stream_(stream), staging_(staging) {
+    : caps_(caps), stream_{stream, caps.starts_early()}, staging_(staging) {
   check_blas(cublasCreate(&blas_), "opening cuBLAS");
   check_blas(cublasSetStream(blas_, stream_), "setting cuBLAS's stream");
   check(cudaMalloc(&blas_workspace_, kBlasWorkspaceBytes), "taking device memory for cuBLAS");
@@ -44,8 +42,8 @@ void CudaOps::run_aside(const std::function<void()>& body) {
   marked_.reset();
   side_.start();
   struct OnSide {
-    explicit OnSide(CudaOps& ops_) : ops(ops_), main(std::exchange(ops_.stream_, ops_.side_.stream())) {}
-    ~OnSide() { ops.stream_ = main; }
+    explicit OnSide(CudaOps& ops_) : ops(ops_), main(ops_.stream_) { ops.stream_.stream = ops.side_.stream(); }
+    ~OnSide() { ops.stream_.stream = main; }
     CudaOps& ops;
     cudaStream_t main;
   };

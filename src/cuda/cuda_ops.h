@@ -2,8 +2,9 @@
 //
 // Owns its cuBLAS handle and the ring through which small host arrays travel; memory belongs to the caller, temporary
 // device memory to set_scratch(). Calls enqueue and return; a failure of the device's work is thrown by a later call.
-// Kernels are chosen by pure functions of the arguments and of DeviceCaps. Confined to one thread, on which the device
-// is current. It allocates no device memory while executing; its host lists grow to the size of the largest step.
+// What an op takes as weights no other op may write: kernels of SM90 and newer read them before their turn. Kernels are
+// chosen by pure functions of the arguments and of DeviceCaps. Confined to one thread, on which the device is current.
+// It allocates no device memory while executing; its host lists grow to the size of the largest step.
 #ifndef OFFLOAD_CUDA_CUDA_OPS_H_
 #define OFFLOAD_CUDA_CUDA_OPS_H_
 
@@ -56,7 +57,7 @@ class CudaOps final : public Ops {
   }
 
   DeviceCaps caps_;
-  cudaStream_t stream_;
+  Queue stream_;
   SideStream side_;
   std::optional<unsigned long long> marked_;  // the capture that the latest mark() was made in
   StagingRing& staging_;

@@ -33,12 +33,23 @@ struct DeviceCaps {
   bool reads_pinned_memory = true;
 
   bool has_bf16_mma() const { return sm >= 80; }
+  // Kernels that start while the previous one still runs.
+  bool starts_early() const { return sm >= 90; }
   // Matrix instructions of warpgroups.
   bool has_wgmma() const { return sm == 90 && is_90a; }
 };
 
 // The caps that an RTX 2080 Ti has, or `caps` held to what an `sm` card of its generation offers.
 DeviceCaps forced_to(DeviceCaps caps, int sm);
+
+// Where kernels are queued, and whether the device lets those of launch_early() (kernel.cuh) start before the one in
+// front of them has ended.
+struct Queue {
+  cudaStream_t stream = nullptr;
+  bool starts_early = false;
+
+  operator cudaStream_t() const { return stream; }  // NOLINT(google-explicit-constructor): for the CUDA runtime
+};
 
 // CUDA devices that this process may use; 0 without a driver. `why_none` then says why in one line.
 struct DeviceCount {

@@ -59,23 +59,23 @@ int rows_most(const CanonicalBatch& batch) {
 }
 
 void run_canonical(const SwigluExpertsArgs& a, const CanonicalBatch& batch, bool aligned, int multiprocessors, float* h,
-                   cudaStream_t stream) {
+                   const Queue& queue) {
   const ExpertShapes shapes{.x = a.x,
                             .out = a.out,
                             .intermediate = a.intermediate,
                             .weights = a.weight_dtype,
                             .multiprocessors = multiprocessors};
-  launch_canonical(batch, batch.runs, rows_most(batch), shapes, a.rounding, aligned, h, stream);
+  launch_canonical(batch, batch.runs, rows_most(batch), shapes, a.rounding, aligned, h, queue);
 }
 
 // The runs of up to `rows_canonical` rows, in batches.
 void run_short(const SwigluExpertsArgs& a, int64_t rows_canonical, bool aligned, int multiprocessors, float* h,
-               cudaStream_t stream) {
+               const Queue& queue) {
   const auto rows_max = std::min<int64_t>(static_cast<int64_t>(a.rows.size()), kBatchRows);
   CanonicalBatch batch;
   batch.runs = batch.first[0] = 0;
   const auto flush = [&] {
-    if (batch.runs > 0) run_canonical(a, batch, aligned, multiprocessors, h, stream);
+    if (batch.runs > 0) run_canonical(a, batch, aligned, multiprocessors, h, queue);
     batch.runs = 0;
   };
   for (const ExpertRun& run : a.runs) {

@@ -58,6 +58,7 @@ template <bool kVector, int kRows, typename TX, typename TW, typename Runs>
 __global__ void __launch_bounds__(kCanonicalThreads)
     canonical_swiglu_kernel(const __grid_constant__ Runs runs, const TX* x, int64_t x_stride, int64_t inter,
                             int64_t hidden, int turns, Rounding rounding, float* h) {
+  after_previous();
   for_each_run(runs, [&](int i) {
     const CanonicalRun run = runs.at(i);
     if (blockIdx.x == 0 && threadIdx.x == 0) runs.mark(i);
@@ -112,9 +113,14 @@ template <bool kVector, int kRows, typename TW, typename TOut, typename Runs>
 __global__ void __launch_bounds__(kCanonicalThreads, kRows == 1 ? kDownWarps * kWarp / kCanonicalThreads : 1)
     canonical_down_kernel(const __grid_constant__ Runs runs, const float* h, int64_t inter, int64_t hidden, int turns,
                           TOut* out, int64_t out_stride) {
+  // What the runs are was known before the previous kernel, which made h.
+  if constexpr (kRows > 1) after_previous();
   for_each_run(runs, [&](int i) {
     const CanonicalRun run = runs.at(i);
-    if (run.count == 0) return;
+    if (run.count == 0) {
+      if constexpr (kRows == 1) after_previous();
+      return;
+    }
     const auto* w = static_cast<const TW*>(run.down);
     if constexpr (kRows == 1) {
       extern __shared__ uint4 shared[];
@@ -124,6 +130,7 @@ __global__ void __launch_bounds__(kCanonicalThreads, kRows == 1 ? kDownWarps * k
                                  .step = block_groups(),
                                  .turns = turns};
       RowSums<1, 5, float, TW> row(rows, static_cast<int>(inter));
+      after_previous();
       auto* staged = reinterpret_cast<float*>(shared);
       stage_row(h + run.h_row * inter, static_cast<int>(inter), staged);
       row.finish(staged, [&](int column, const float(&sums)[1]) {
@@ -164,7 +171,7 @@ struct ExpertShapes {
 // Both kernels for `count` runs, or so many at a time, of at most `rows_most` rows; h: F32 [h rows, intermediate].
 template <typename Runs>
 void launch_canonical(const Runs& runs, int64_t count, int64_t rows_most, const ExpertShapes& shapes, Rounding rounding,
-                      bool aligned, float* h, cudaStream_t stream) {
+                      bool aligned, float* h, const Queue& queue) {
   const int64_t hidden = shapes.x.dim(1), inter = shapes.intermediate;
   const auto run_count = static_cast<unsigned>(count);
   const auto go = [&](auto vector, auto rows, auto tx, auto tw) {
@@ -177,16 +184,16 @@ void launch_canonical(const Runs& runs, int64_t count, int64_t rows_most, const 
       return kRows == 1 ? row_turns(columns, count, warps, shapes.multiprocessors) : 1;
     };
     const int up_turns = turns(inter, kUpWarps), down_turns = turns(hidden, kDownWarps);
-    launch(canonical_swiglu_kernel<kVector, kRows, TX, TW, Runs>,
-           dim3(blocks_for(inter, int64_t{up_threads} / kRowLanes * up_turns), run_count),
-           static_cast<unsigned>(up_threads), kRows == 1 ? staged_row_bytes<TX>(hidden) : 0, stream, runs,
-           data_of<const TX>(shapes.x), shapes.x.stride(0), inter, hidden, up_turns, rounding, h);
+    launch_early(canonical_swiglu_kernel<kVector, kRows, TX, TW, Runs>,
+                 dim3(blocks_for(inter, int64_t{up_threads} / kRowLanes * up_turns), run_count),
+                 static_cast<unsigned>(up_threads), kRows == 1 ? staged_row_bytes<TX>(hidden) : 0, queue, runs,
+                 data_of<const TX>(shapes.x), shapes.x.stride(0), inter, hidden, up_turns, rounding, h);
     with_float_type(shapes.out.dtype(), [&](auto out) {
       using TOut = decltype(out);
-      launch(canonical_down_kernel<kVector, kRows, TW, TOut, Runs>,
-             dim3(blocks_for(hidden, int64_t{down_threads} / kRowLanes * down_turns), run_count),
-             static_cast<unsigned>(down_threads), kRows == 1 ? staged_row_bytes<float>(inter) : 0, stream, runs, h,
-             inter, hidden, down_turns, data_of<TOut>(shapes.out), shapes.out.stride(0));
+      launch_early(canonical_down_kernel<kVector, kRows, TW, TOut, Runs>,
+                   dim3(blocks_for(hidden, int64_t{down_threads} / kRowLanes * down_turns), run_count),
+                   static_cast<unsigned>(down_threads), kRows == 1 ? staged_row_bytes<float>(inter) : 0, queue, runs, h,
+                   inter, hidden, down_turns, data_of<TOut>(shapes.out), shapes.out.stride(0));
     });
   };
   with_float_type(shapes.x.dtype(), [&](auto tx) {

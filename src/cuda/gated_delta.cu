@@ -54,6 +54,7 @@ __device__ void store_state(float* state, int stride, int rows, int columns, con
 // reads the updated state: M^T q + (k . q) delta.
 template <typename T, int kRows, bool kVector>
 __global__ void __launch_bounds__(kStepWarps* kWarp) delta_recurrence_kernel(const DeltaCall a) {
+  after_previous();
   __shared__ float q[kRows * kStepRows], k[kRows * kStepRows], gates[2];
   __shared__ float4 sums[kStepWarps][2][8];
   const int head = static_cast<int>(blockIdx.y), key_head = head / (a.heads / a.key_heads);
@@ -139,12 +140,12 @@ DeltaCall call_of(const GatedDeltaArgs& a) {
 }
 
 template <typename T, bool kVector>
-void run_recurrence(const DeltaCall& call, cudaStream_t stream) {
+void run_recurrence(const DeltaCall& call, const Queue& queue) {
   OFL_ASSERT(call.key_dim <= 16 * kStepRows);  // the state of 32 columns lies in the registers of one block
   const auto kernel =
       call.key_dim <= 4 * kStepRows ? delta_recurrence_kernel<T, 4, kVector> : delta_recurrence_kernel<T, 16, kVector>;
   const dim3 grid(blocks_for(call.value_dim, kDeltaColumns), static_cast<unsigned>(call.heads));
-  launch(kernel, grid, dim3(kStepWarps * kWarp), 0, stream, call);
+  launch_early(kernel, grid, dim3(kStepWarps * kWarp), 0, queue, call);
 }
 
 // Whether the chunked form runs. The forms are equal; for a few rows the recurrence takes less time.

@@ -32,16 +32,20 @@ struct HyperRow {
 };
 
 // The norm of the stack by every block for itself: the sums that rms_norm has of a Team of kRowThreads, whose threads
-// are dealt over those of the block. What a thread reads is under way once it is made.
+// are dealt over those of the block. The weights that a thread reads are under way once it is made.
 class StackNorm {
  public:
   __device__ explicit StackNorm(const HyperRow& a) : a_(a) {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      if (!exists(i)) continue;
-      x_[i] = *reinterpret_cast<const uint4*>(a.stack + at(i));
-      load_whole(a.norm + at(i), weights_[i]);
-    }
+    for (int i = 0; i < kPieces; ++i)
+      if (exists(i)) load_whole(a.norm + at(i), weights_[i]);
+  }
+
+  // Has the stack under way, too.
+  __device__ void load_stack() {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i)
+      if (exists(i)) x_[i] = *reinterpret_cast<const uint4*>(a_.stack + at(i));
   }
 
   // Into shared memory, in pairs. All threads of the block call, and wait before they read.
@@ -200,6 +204,8 @@ __global__ void __launch_bounds__(kHyperThreads) hyper_row_kernel(const __grid_c
   const int padded = static_cast<int>(staged_row_bytes<bf16>(width) / 16);
   StackNorm norm(a);
   Outputs outputs(a);
+  after_previous();
+  norm.load_stack();
   for (int i = width / 8 + static_cast<int>(threadIdx.x); i < padded; i += kHyperThreads) shared[i] = {0, 0, 0, 0};
   norm.finish(shared);
 
@@ -223,24 +229,6 @@ __global__ void __launch_bounds__(kHyperThreads) hyper_row_kernel(const __grid_c
   });
 }
 
-// launch() of blocks that wait for one another: all are resident at once, or the launch fails.
-template <typename... Params, typename... Args>
-void launch_together(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared_bytes, cudaStream_t stream,
-                     Args&&... args) {
-  allow_shared_bytes(kernel, shared_bytes);
-  cudaLaunchAttribute together{};
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = &together;
-  config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launching a kernel");
-}
-
 bool is_one_bf16_row(const HyperReadArgs& a) {
   const int64_t n = a.out.dim(1), lowrank = a.down.dim(0);
   const auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data()) % 16 == 0; };
@@ -251,26 +239,26 @@ bool is_one_bf16_row(const HyperReadArgs& a) {
          aligned(a.stack) && aligned(a.norm) && aligned(a.down) && aligned(a.up) && (!a.inject || aligned(a.inject));
 }
 
-void read_one_row(const HyperReadArgs& a, const HyperReadScratch& scratch, int multiprocessors, cudaStream_t stream) {
+void read_one_row(const HyperReadArgs& a, const HyperReadScratch& scratch, int multiprocessors, const Queue& queue) {
   const auto n = static_cast<int>(a.out.dim(1)), lowrank = static_cast<int>(a.down.dim(0));
   const int outputs = lowrank + (a.inject ? kStreams : 0);
   const unsigned grid = std::min(blocks_for(outputs, kBlockOutputs), static_cast<unsigned>(multiprocessors));
-  launch_together(hyper_row_kernel, grid, kHyperThreads,
-                  staged_row_bytes<bf16>(kStreams * n) + int64_t{kBlockOutputs} * kBatchElements * 2, stream,
-                  HyperRow{.stack = data_of<const bf16>(a.stack),
-                           .norm = data_of<const float>(a.norm),
-                           .down = data_of<const bf16>(a.down),
-                           .inject = data_of<const bf16>(a.inject),
-                           .up = data_of<const bf16>(a.up),
-                           .low = data_of<bf16>(scratch.down),
-                           .logits = a.inject ? any_rows_of(a.logits) : AnyRows{},
-                           .out = data_of<bf16>(a.out),
-                           .n = n,
-                           .lowrank = lowrank,
-                           .outputs = outputs,
-                           .eps = a.eps,
-                           .rounding = a.rounding},
-                  static_cast<int>(blocks_for(n, int64_t{grid} * kHyperWarps)));
+  const HyperRow row{.stack = data_of<const bf16>(a.stack),
+                     .norm = data_of<const float>(a.norm),
+                     .down = data_of<const bf16>(a.down),
+                     .inject = data_of<const bf16>(a.inject),
+                     .up = data_of<const bf16>(a.up),
+                     .low = data_of<bf16>(scratch.down),
+                     .logits = a.inject ? any_rows_of(a.logits) : AnyRows{},
+                     .out = data_of<bf16>(a.out),
+                     .n = n,
+                     .lowrank = lowrank,
+                     .outputs = outputs,
+                     .eps = a.eps,
+                     .rounding = a.rounding};
+  launch_with({.early = queue.starts_early, .together = true}, hyper_row_kernel, grid, kHyperThreads,
+              staged_row_bytes<bf16>(kStreams * n) + int64_t{kBlockOutputs} * kBatchElements * 2, queue, row,
+              static_cast<int>(blocks_for(n, int64_t{grid} * kHyperWarps)));
 }
 
 }  // namespace

@@ -91,6 +91,18 @@ __device__ inline float silu(float t) {
   return (__float_as_uint(t) & 0x7fffffffu) - kLeast < kInfinity - kLeast ? q : 0.5f * t;
 }
 
+// --- kernels that start early ---
+
+// Waits for the stream's previous kernel and what it waited for, then lets the next one start. Before it a kernel may
+// read what no kernel writes, such as weights, or what was written before the previous one; so that this is under way
+// by then. All threads of a kernel that launch_early() launches call it once, before they touch anything else.
+__device__ inline void after_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // --- sums over a warp or a block; every thread gets the result ---
 
 __device__ inline float warp_sum(float value) {
@@ -159,14 +171,48 @@ void allow_shared_bytes(void (*kernel)(Params...), int64_t bytes) {
           "asking for shared memory");
 }
 
+struct LaunchTraits {
+  bool early = false;     // see launch_early()
+  bool together = false;  // blocks wait for one another: all are resident at once, or the launch fails
+};
+
 // kernel<<<grid, block, shared, stream>>>(args...); an empty grid launches nothing. Throws Error{device}.
+template <typename... Params, typename... Args>
+void launch_with(LaunchTraits traits, void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared_bytes,
+                 cudaStream_t stream, Args&&... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  allow_shared_bytes(kernel, shared_bytes);
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  if (traits.early) {
+    cudaLaunchAttribute& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (traits.together) {
+    cudaLaunchAttribute& together = attributes[config.numAttrs++];
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+  }
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launching a kernel");
+}
 template <typename... Params, typename... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared_bytes, cudaStream_t stream,
             Args&&... args) {
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  allow_shared_bytes(kernel, shared_bytes);
-  kernel<<<grid, block, static_cast<size_t>(shared_bytes), stream>>>(std::forward<Args>(args)...);
-  check(cudaGetLastError(), "launching a kernel");
+  launch_with({}, kernel, grid, block, shared_bytes, stream, std::forward<Args>(args)...);
+}
+
+// launch() of a kernel that calls after_previous(): where the queue has it, its blocks start while the previous kernel
+// still runs.
+template <typename... Params, typename... Args>
+void launch_early(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared_bytes, const Queue& queue,
+                  Args&&... args) {
+  launch_with({.early = queue.starts_early}, kernel, grid, block, shared_bytes, queue, std::forward<Args>(args)...);
 }
 
 }  // namespace offload::cuda

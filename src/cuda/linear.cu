@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kCanonicalThreads,
   const int first = static_cast<int>(blockIdx.x) * groups * turns + static_cast<int>(threadIdx.x) / kRowLanes;
   RowSums<1, kLinearDepth, TX, TW> row({.w = {w}, .rows = n, .first = first, .step = groups, .turns = turns}, k);
   auto* staged = reinterpret_cast<TX*>(shared);
+  after_previous();
   stage_row(x, k, staged);
   row.finish(staged, [&](int column, const float(&sums)[1]) {
     if (column < n && threadIdx.x % kRowLanes == 0) store_float(out + column, sums[0]);
@@ -57,8 +58,10 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
   const int column = static_cast<int>(blockIdx.x) * Shape::kWarps + warp;
   auto* staged = reinterpret_cast<bf16*>(shared);
   bf16* own = staged + staged_row_bytes<bf16>(k) / 2 + warp * kNarrowRound<kLoads>;
-  const float sum =
-      narrow_sum<kLoads>(w + int64_t{min(column, n - 1)} * k, k, staged, own, [&] { stage_narrow_row(x, k, staged); });
+  const float sum = narrow_sum<kLoads>(w + int64_t{min(column, n - 1)} * k, k, staged, own, [&] {
+    after_previous();
+    stage_narrow_row(x, k, staged);
+  });
   if (column < n && threadIdx.x % kWarp == 0) store_float(out + column, sum);
 }
 
@@ -91,26 +94,26 @@ bool inputs_aligned(const LinearArgs& a) {
 
 // One row of x.
 template <typename TX, typename TW, typename TOut>
-void row_linear(const LinearArgs& a, int multiprocessors, cudaStream_t stream) {
+void row_linear(const LinearArgs& a, int multiprocessors, const Queue& queue) {
   const auto n = static_cast<int>(a.w.dim(0)), k = static_cast<int>(a.x.dim(1));
   if constexpr (is_bf16_product<TX, TW>()) {
     const auto narrow = [&](auto shape) {
       using Shape = decltype(shape);
-      launch(narrow_linear_kernel<Shape, TOut>, blocks_for(n, Shape::kWarps), Shape::kWarps * kWarp,
-             narrow_bytes<Shape>(k), stream, data_of<const bf16>(a.x), data_of<const bf16>(a.w), n, k,
-             data_of<TOut>(a.out));
+      launch_early(narrow_linear_kernel<Shape, TOut>, blocks_for(n, Shape::kWarps), Shape::kWarps * kWarp,
+                   narrow_bytes<Shape>(k), queue, data_of<const bf16>(a.x), data_of<const bf16>(a.w), n, k,
+                   data_of<TOut>(a.out));
     };
     if (n <= kPairedColumns) return narrow(Paired{});
     // Eight warps' memory beside a long x would leave a Turing multiprocessor no room.
     if (n <= kNarrowColumns && narrow_bytes<Narrow>(k) <= (64 << 10)) return narrow(Narrow{});
   }
   const int threads = canonical_threads(n), turns = row_turns(n, 1, kLinearWarps, multiprocessors);
-  launch(row_linear_kernel<TX, TW, TOut>, blocks_for(n, int64_t{threads} / kRowLanes * turns),
-         static_cast<unsigned>(threads), staged_row_bytes<TX>(k), stream, data_of<const TX>(a.x),
-         data_of<const TW>(a.w), n, k, turns, data_of<TOut>(a.out));
+  launch_early(row_linear_kernel<TX, TW, TOut>, blocks_for(n, int64_t{threads} / kRowLanes * turns),
+               static_cast<unsigned>(threads), staged_row_bytes<TX>(k), queue, data_of<const TX>(a.x),
+               data_of<const TW>(a.w), n, k, turns, data_of<TOut>(a.out));
 }
 
-void canonical_linear(const LinearArgs& a, int multiprocessors, cudaStream_t stream) {
+void canonical_linear(const LinearArgs& a, int multiprocessors, const Queue& queue) {
   const int64_t m = a.x.dim(0), n = a.w.dim(0), k = a.x.dim(1);
   const int threads = canonical_threads(n);
   const bool aligned = inputs_aligned(a);
@@ -119,10 +122,10 @@ void canonical_linear(const LinearArgs& a, int multiprocessors, cudaStream_t str
     using TW = decltype(tw);
     using TOut = decltype(out);
     if (aligned && m == 1 && staged_row_bytes<TX>(k) <= kStagedBytesMost)
-      return row_linear<TX, TW, TOut>(a, multiprocessors, stream);
+      return row_linear<TX, TW, TOut>(a, multiprocessors, queue);
     with_canonical_shape<is_bf16_product<TX, TW>()>(aligned, m, [&](auto vector, auto rows) {
       launch(canonical_linear_kernel<decltype(vector)::value, decltype(rows)::value, TX, TW, TOut>,
-             blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads), 0, stream, data_of<const TX>(a.x),
+             blocks_for(n, threads / kRowLanes), static_cast<unsigned>(threads), 0, queue, data_of<const TX>(a.x),
              a.x.stride(0), static_cast<int>(m), data_of<const TW>(a.w), n, k, data_of<TOut>(a.out), a.out.stride(0));
     });
   };

@@ -28,6 +28,7 @@ struct RouterTopk {
 // each is touched by one lane only. Reads the logits once; bound by the latency of the k rounds.
 template <typename T>
 __global__ void __launch_bounds__(kRouterWarps* kWarp) router_topk_kernel(RouterTopk<T> a) {
+  after_previous();
   extern __shared__ uint32_t shared[];
   const int lane = threadIdx.x;
   const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
@@ -133,16 +134,16 @@ void CudaOps::execute(const RouterTopkArgs& a) {
   const int64_t warps = kRouterWarps * bytes <= kRouterSharedBytes ? kRouterWarps : 1;
   with_float_type(a.logits.dtype(), [&](auto type) {
     using T = decltype(type);
-    launch(router_topk_kernel<T>, dim3(blocks_for(rows, warps)), dim3(kWarp, static_cast<unsigned>(warps)),
-           warps * bytes, stream_,
-           RouterTopk<T>{.logits = rows_of<const T>(a.logits),
-                         .ids = rows_of<int32_t>(a.ids),
-                         .weights = rows_of<float>(a.weights),
-                         .rows = rows,
-                         .experts = static_cast<int>(experts),
-                         .k = static_cast<int>(a.ids.dim(1)),
-                         .normalise = a.normalise,
-                         .round_to_bf16 = a.round_to == DType::bf16});
+    launch_early(router_topk_kernel<T>, dim3(blocks_for(rows, warps)), dim3(kWarp, static_cast<unsigned>(warps)),
+                 warps * bytes, stream_,
+                 RouterTopk<T>{.logits = rows_of<const T>(a.logits),
+                               .ids = rows_of<int32_t>(a.ids),
+                               .weights = rows_of<float>(a.weights),
+                               .rows = rows,
+                               .experts = static_cast<int>(experts),
+                               .k = static_cast<int>(a.ids.dim(1)),
+                               .normalise = a.normalise,
+                               .round_to_bf16 = a.round_to == DType::bf16});
   });
 }
 

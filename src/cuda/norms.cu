@@ -58,6 +58,7 @@ void with_rows_each(int64_t rows, const Function& function) {
 // thread rereads what it alone overwrites.
 template <typename T, Rounding kRounding, typename Team, int kRows>
 __global__ void __launch_bounds__(Team::kBlockThreads, Team::kBlocksEach) rms_norm_kernel(RmsNorm<T> a) {
+  after_previous();
   constexpr int kWidth = Team::kWidth;
   const auto piece = Team::first_piece(a.n);
   const bool has_piece = piece.column < a.n, one_plus = a.weight == NormWeight::one_plus;
@@ -119,6 +120,7 @@ struct GatedNorm {
 // (r, h) at a time, which share one reading of w; reads x and z, writes out, which may be x.
 template <typename T, Rounding kRounding, typename Team, int kItems>
 __global__ void __launch_bounds__(Team::kBlockThreads, Team::kBlocksEach) gated_norm_kernel(GatedNorm<T> a) {
+  after_previous();
   constexpr int kWidth = Team::kWidth;
   const auto piece = Team::first_piece(a.n);
   const bool has_piece = piece.column < a.n, has_silu = a.gate == Gate::silu;
@@ -176,6 +178,7 @@ struct RopeTable {
 // out[r][i] = round_to(scale * cos), round_to(scale * sin) of the FP32 product (first + r * step) * inv_freq[i]. One
 // thread for each (r, i). sinf and cosf are within an ulp for every argument: positions reach 262144 and beyond.
 __global__ void __launch_bounds__(kMapThreads) rope_table_kernel(RopeTable a) {
+  after_previous();
   const int64_t item = int64_t{blockIdx.x} * kMapThreads + threadIdx.x;
   if (item >= a.rows * a.half) return;
   const int64_t row = item / a.half;
@@ -204,6 +207,7 @@ struct NormRope {
 // and written by one thread.
 template <typename T, Rounding kRounding, typename Team>
 __global__ void __launch_bounds__(Team::kBlockThreads) norm_rope_kernel(NormRope<T> a) {
+  after_previous();
   constexpr int kWidth = Team::kWidth;
   const int64_t item = Team::item();
   if (item >= a.items) return;
@@ -255,9 +259,9 @@ void CudaOps::execute(const RmsNormArgs& a) {
       using RowTeam = decltype(team);
       with_rows_each(rows * groups, [&](auto rows_each) {
         constexpr int kRows = decltype(rows_each)::value;
-        launch(rms_norm_kernel<T, decltype(rounding)::value, RowTeam, kRows>,
-               RowTeam::grid((rows + kRows - 1) / kRows * groups, caps_.multiprocessors), RowTeam::block(), 0, stream_,
-               args);
+        launch_early(rms_norm_kernel<T, decltype(rounding)::value, RowTeam, kRows>,
+                     RowTeam::grid((rows + kRows - 1) / kRows * groups, caps_.multiprocessors), RowTeam::block(), 0,
+                     stream_, args);
       });
     });
   });
@@ -281,8 +285,9 @@ void CudaOps::execute(const GatedNormArgs& a) {
       using RowTeam = decltype(team);
       with_rows_each(items, [&](auto rows_each) {
         constexpr int kRows = decltype(rows_each)::value;
-        launch(gated_norm_kernel<T, decltype(rounding)::value, RowTeam, kRows>,
-               RowTeam::grid((items + kRows - 1) / kRows, caps_.multiprocessors), RowTeam::block(), 0, stream_, args);
+        launch_early(gated_norm_kernel<T, decltype(rounding)::value, RowTeam, kRows>,
+                     RowTeam::grid((items + kRows - 1) / kRows, caps_.multiprocessors), RowTeam::block(), 0, stream_,
+                     args);
       });
     });
   });
@@ -290,15 +295,15 @@ void CudaOps::execute(const GatedNormArgs& a) {
 
 void CudaOps::execute(const RopeTableArgs& a) {
   const int64_t rows = a.out.dim(0), half = a.inv_freq.dim(0);
-  launch(rope_table_kernel, dim3(blocks_for(rows * half, kMapThreads)), dim3(kMapThreads), 0, stream_,
-         RopeTable{.inv_freq = a.inv_freq.as<float>(),
-                   .out = a.out.as<float>(),
-                   .rows = rows,
-                   .half = half,
-                   .first = a.first,
-                   .step = a.step,
-                   .scale = a.scale,
-                   .round_to_bf16 = a.round_to == DType::bf16});
+  launch_early(rope_table_kernel, dim3(blocks_for(rows * half, kMapThreads)), dim3(kMapThreads), 0, stream_,
+               RopeTable{.inv_freq = a.inv_freq.as<float>(),
+                         .out = a.out.as<float>(),
+                         .rows = rows,
+                         .half = half,
+                         .first = a.first,
+                         .step = a.step,
+                         .scale = a.scale,
+                         .round_to_bf16 = a.round_to == DType::bf16});
 }
 
 void CudaOps::execute(const NormRopeArgs& a) {
@@ -316,7 +321,8 @@ void CudaOps::execute(const NormRopeArgs& a) {
                            .eps = a.eps};
     with_bool(half % 4 == 0 && whole_vectors(4, n, {&a.x, &a.w, &a.table, &a.out}), [&](auto whole) {
       using Warp = Team<kWarp, decltype(whole)::value>;
-      launch(norm_rope_kernel<T, decltype(rounding)::value, Warp>, Warp::grid(items), Warp::block(), 0, stream_, args);
+      launch_early(norm_rope_kernel<T, decltype(rounding)::value, Warp>, Warp::grid(items), Warp::block(), 0, stream_,
+                   args);
     });
   });
 }

@@ -181,6 +181,7 @@ struct SignedRootGate {
 // every stream, from the L2 cache), writes out.
 template <typename T, Rounding kRounding, typename Team>
 __global__ void __launch_bounds__(Team::kBlockThreads) signed_root_gate_kernel(SignedRootGate<T> a) {
+  after_previous();
   const int64_t item = Team::item();
   if (item >= a.items) return;
   const auto [row, c] = split(item, a.streams);
@@ -313,8 +314,8 @@ void CudaOps::execute(const SignedRootGateArgs& a) {
                                  static_cast<int>(n)};
     with_team(n, {&a.key, &a.query, &a.value, &a.out}, [&](auto team) {
       using RowTeam = decltype(team);
-      launch(signed_root_gate_kernel<T, decltype(rounding)::value, RowTeam>, RowTeam::grid(items), RowTeam::block(), 0,
-             stream_, args);
+      launch_early(signed_root_gate_kernel<T, decltype(rounding)::value, RowTeam>, RowTeam::grid(items),
+                   RowTeam::block(), 0, stream_, args);
     });
   });
 }

@@ -200,6 +200,7 @@ inline constexpr unsigned kMapBlocksEnough = 1056;  // 8 blocks for each of the 
 // address order; else as many as give each thread one piece.
 template <bool kWhole, typename Function>
 __global__ void __launch_bounds__(kMapThreads) map_kernel(Function function, unsigned items, unsigned groups, int n) {
+  after_previous();
   const unsigned item = blockIdx.x * blockDim.y + threadIdx.y;
   if (item >= items) return;
   const unsigned row = groups == 1 ? item : item / groups;
@@ -228,7 +229,7 @@ inline unsigned threads_along(int64_t vectors) {
 }
 
 template <typename Function>
-void map_rows(const Function& function, int64_t rows, int64_t groups, int64_t n, bool whole, cudaStream_t stream) {
+void map_rows(const Function& function, int64_t rows, int64_t groups, int64_t n, bool whole, const Queue& queue) {
   const int64_t items = rows * groups;
   if (items == 0 || n == 0) return;
   OFL_ASSERT(items <= 0x7fffffff && n <= kColumnsMost);
@@ -239,8 +240,8 @@ void map_rows(const Function& function, int64_t rows, int64_t groups, int64_t n,
   dim3 grid(blocks_for(items, block.y));
   if (grid.x < kMapBlocksEnough) grid.y = blocks_for(vectors, block.x);
   with_bool(whole, [&](auto constant) {
-    launch(map_kernel<decltype(constant)::value, Function>, grid, block, 0, stream, function,
-           static_cast<unsigned>(items), static_cast<unsigned>(groups), static_cast<int>(n));
+    launch_early(map_kernel<decltype(constant)::value, Function>, grid, block, 0, queue, function,
+                 static_cast<unsigned>(items), static_cast<unsigned>(groups), static_cast<int>(n));
   });
 }
 
