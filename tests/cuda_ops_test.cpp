@@ -107,6 +107,7 @@ class TokenChain {
     ops(LinearArgs{wide_, wide_out_, y_});
     ops(RmsNormArgs{.x = y_.reshaped({1, 1, kHidden}), .w = norm_, .out = x_.reshaped({1, 1, kHidden})});
     ops(LinearArgs{x_, router_, scores_});
+    ops.mark();
     ops(RouterTopkArgs{.logits = scores_, .ids = ids_, .weights = weights_});
     ops(SwigluRoutedArgs{.x = x_,
                          .ids = ids_,
@@ -115,7 +116,9 @@ class TokenChain {
                          .out = parts_,
                          .present = present_,
                          .intermediate = kInter});
-    ops(MoeCombineArgs{.parts = parts_, .weights = weights_, .present = present_, .shared = {}, .gate = {}, .out = y_});
+    ops.beside([&] { ops(LinearArgs{x_, shared_in_, shared_}); });
+    ops(MoeCombineArgs{
+        .parts = parts_, .weights = weights_, .present = present_, .shared = shared_, .gate = {}, .out = y_});
     ops(StreamWriteArgs{.stack = stack_, .y = y_, .logits = logits_, .streams = kStreams});
   }
 
@@ -126,14 +129,14 @@ class TokenChain {
   const Tensor hyper_norm_ = v_.fill(kF32, {kStreams, kHidden}, 0.5), hyper_down_ = matrix(kLowrank, kStreams*kHidden),
                hyper_up_ = matrix(kStreams * kHidden, kLowrank), inject_ = matrix(kStreams, kStreams*kHidden);
   const Tensor wide_in_ = matrix(kWide, kHidden), wide_out_ = matrix(kHidden, kWide),
-               router_ = matrix(kExperts, kHidden);
+               router_ = matrix(kExperts, kHidden), shared_in_ = matrix(kHidden, kHidden);
   const Tensor norm_ = v_.fill(kF32, {1, kHidden}, 1), slab_ = matrix(kExperts, 3 * kInter * kHidden);
   const Tensor slots_ = v_.put(DType::i32, {kExperts}, {3, 1, 0, 2, -1, 7, 6, 5});
   const Tensor x_ = v_.blank(kBf16, {1, kHidden}), y_ = v_.blank(kBf16, {1, kHidden}),
                wide_ = v_.blank(kBf16, {1, kWide}), logits_ = v_.blank(kF32, {1, kStreams}),
                scores_ = v_.blank(kBf16, {1, kExperts}), ids_ = v_.blank(DType::i32, {1, kTopK}),
                weights_ = v_.blank(kF32, {1, kTopK}), parts_ = v_.blank(kBf16, {kTopK, kHidden}),
-               present_ = v_.fill(DType::u8, {1, kTopK}, 0);
+               present_ = v_.fill(DType::u8, {1, kTopK}, 0), shared_ = v_.blank(kBf16, {1, kHidden});
 };
 
 // What this card would choose, and what a 2080 Ti would.

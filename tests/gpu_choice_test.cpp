@@ -50,12 +50,14 @@ TEST_CASE("published_cases_of_visible_devices_get_the_ranks_they_ask_for_or_an_e
     CAPTURE(env.value_or("unset"));
     const auto ranks = each.at("tp").get<int>();
     const std::vector<int> visible = visible_gpus(all, env);
+    VisibleGpus seen;
+    for (const int gpu : visible) seen.sms.push_back(traits[static_cast<size_t>(gpu)].sm);
     const Json& expected = each.at("expect");
     if (expected.is_array()) {
       CHECK(why_none_visible(all, env) == "");
       std::vector<int> found;
       std::vector<GpuTraits> found_traits;
-      for (const int gpu : gpus_of_ranks(ranks, static_cast<int>(visible.size()), {}, env)) {
+      for (const int gpu : gpus_of_ranks(ranks, seen, {}, env)) {
         found.push_back(visible[static_cast<size_t>(gpu)]);
         found_traits.push_back(traits[static_cast<size_t>(found.back())]);
       }
@@ -74,7 +76,7 @@ TEST_CASE("published_cases_of_visible_devices_get_the_ranks_they_ask_for_or_an_e
       CHECK(has(why_none_visible(all, env), fmt::format("CUDA_VISIBLE_DEVICES is \"{}\"", *env)));
     } else {
       CHECK(expected.get<std::string>() == "error: 4 ranks asked, 2 devices visible");
-      const std::string error = usage_error([&] { gpus_of_ranks(ranks, static_cast<int>(visible.size()), {}, env); });
+      const std::string error = usage_error([&] { gpus_of_ranks(ranks, seen, {}, env); });
       CHECK(has(error, "4 ranks asked, 2 devices visible"));
       CHECK(has(error, "CUDA_VISIBLE_DEVICES is \"0,1\""));
       CHECK(has(error, "--gpus 0,1 has ranks share"));
@@ -97,14 +99,31 @@ TEST_CASE("a_list_of_visible_devices_ends_at_the_first_that_names_none_and_one_n
 
 TEST_CASE("ranks_share_the_gpus_that_were_named_in_turn") {
   const std::vector<int> two = {2, 0}, one = {1};
-  CHECK(gpus_of_ranks(4, 3, two, {}) == std::vector<int>{2, 0, 2, 0});
-  CHECK(gpus_of_ranks(4, 3, one, {}) == std::vector<int>{1, 1, 1, 1});
-  CHECK(gpus_of_ranks(1, 3, two, {}) == std::vector<int>{2});
-  CHECK(gpus_of_ranks(2, 3, {}, {}) == std::vector<int>{0, 1});
+  const VisibleGpus three{.sms = {75, 86, 75}}, single{.sms = {75}};
+  CHECK(gpus_of_ranks(4, three, two, {}) == std::vector<int>{2, 0, 2, 0});
+  CHECK(gpus_of_ranks(4, three, one, {}) == std::vector<int>{1, 1, 1, 1});
+  CHECK(gpus_of_ranks(1, three, two, {}) == std::vector<int>{2});
+  CHECK(gpus_of_ranks(2, three, {}, {}) == std::vector<int>{0, 1});
   const std::vector<int> outside = {3}, twice = {1, 1};
-  CHECK(has(usage_error([&] { gpus_of_ranks(1, 3, outside, {}); }), "--gpus names GPU 3"));
-  CHECK(has(usage_error([&] { gpus_of_ranks(1, 3, twice, {}); }), "GPU 1 twice"));
-  CHECK(has(usage_error([&] { gpus_of_ranks(2, 1, {}, {}); }), "2 ranks asked, 1 device visible"));
+  CHECK(has(usage_error([&] { gpus_of_ranks(1, three, outside, {}); }), "--gpus names GPU 3"));
+  CHECK(has(usage_error([&] { gpus_of_ranks(1, three, twice, {}); }), "GPU 1 twice"));
+  CHECK(has(usage_error([&] { gpus_of_ranks(2, single, {}, {}); }), "2 ranks asked, 1 device visible"));
+}
+
+TEST_CASE("a_gpu_older_than_the_kernels_is_passed_over_and_said") {
+  const VisibleGpus mixed{.sms = {61, 75, 52, 86}}, old{.sms = {61}}, none{};
+  CHECK(gpus_of_ranks(1, mixed, {}, {}) == std::vector<int>{1});
+  CHECK(gpus_of_ranks(2, mixed, {}, {}) == std::vector<int>{1, 3});
+  CHECK(mixed.left_out() == "GPUs 0 (sm_61), 2 (sm_52) are older than sm_75 and not used");
+  CHECK(old.left_out() == "GPU 0 (sm_61) is older than sm_75 and not used");
+  CHECK(none.left_out() == "");
+  CHECK(VisibleGpus{.sms = {75, 90}}.left_out() == "");
+  const std::vector<int> named = {1, 2};
+  CHECK(has(usage_error([&] { gpus_of_ranks(2, mixed, named, {}); }), "--gpus names GPU 2, which is of sm_52"));
+  const std::string fewer = usage_error([&] { gpus_of_ranks(3, mixed, {}, {}); });
+  CHECK(has(fewer, "3 ranks asked, 2 devices visible, GPUs 0 (sm_61), 2 (sm_52) are older"));
+  CHECK(has(fewer, "--gpus 1,3 has ranks share a GPU"));
+  CHECK(has(usage_error([&] { gpus_of_ranks(1, old, {}, {}); }), "not used; --device cpu needs none"));
 }
 
 TEST_CASE("the_drivers_list_is_read_in_pci_order_with_domains_apart") {

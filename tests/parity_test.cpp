@@ -62,6 +62,18 @@ int64_t tokens_of(const Tokenizer& tokenizer, const std::string& prompt) {
 
 }  // namespace
 
+TEST_CASE("help_lists_what_the_program_takes_and_not_what_it_refuses") {
+  const Run help = run({"--help"});
+  CHECK(help.exit_code == 0);
+  CHECK(help.out.find("--oracle") != std::string::npos);
+  for (const char* flag : {"--dry-run", "--trace"}) {
+    CHECK(help.out.find(flag) == std::string::npos);
+    const Run refused = run(std::string_view(flag) == "--trace" ? Arguments{flag, "t.json"} : Arguments{flag});
+    CHECK(refused.exit_code == 2);
+    CHECK(refused.err.find("belong to offload-run") != std::string::npos);
+  }
+}
+
 TEST_CASE("a_changed_decision_is_a_tie_only_where_the_baseline_cannot_choose") {
   LogitComparison c;
   c.add(0, std::vector<float>{1, 3, 2}, std::vector<float>{1, 2, 3});        // margin 1

@@ -483,6 +483,19 @@ TEST_CASE("zero_copy_is_refused_where_the_device_cannot_read_the_hosts_memory") 
                 {"--zero-copy-experts: remote", "use off"});
 }
 
+TEST_CASE("a_plan_beyond_what_a_device_has_free_is_refused_before_it_loads") {
+  RemoteDevice device({.free_bytes = 1 << 20});
+  bool loads = false;
+  EngineOptions options = options_of(cache_of(6, {0, 0}));
+  options.vram_budget_bytes = int64_t{1} << 40;
+  options.progress = [&](int64_t, int64_t) { loads = true; };
+  check_refused(options, device, ErrorCode::resource,
+                {"of remote, which has 1.00 MiB free", "lower --vram-budget, or stop"});
+  CHECK_FALSE(loads);
+  options.plan_only = true;  // shows the plan all the same
+  CHECK(Engine(options, device).world() == 1);
+}
+
 TEST_CASE("zero_copy_is_refused_where_memory_cannot_be_page_locked") {
   cpu::CpuBackend backend(one_thread());
   Devices devices(backend);

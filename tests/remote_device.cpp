@@ -182,6 +182,7 @@ RemoteDevice::RemoteDevice(Options options)
     : is_closed_(options.is_closed),
       sums_(options.sums),
       reads_pinned_memory_(options.reads_pinned_memory),
+      free_bytes_(options.free_bytes),
       state_(options.seed * 2 + 1),
       ops_(std::make_unique<RemoteOps>(*this)),
       compute_(std::make_unique<RemoteLane>(*this, false)),

@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -24,12 +25,14 @@ class RemoteDevice final : public Backend {
     bool is_closed = false;
     bool sums = false;  // over ranks: its compute lane does them and its host waits for none
     bool reads_pinned_memory = true;
+    std::optional<int64_t> free_bytes = {};  // nothing: its memory counts as the host's where the budget is concerned
   };
   explicit RemoteDevice(Options options);
   ~RemoteDevice() override;
 
   std::string_view name() const override { return "remote"; }
-  bool uses_host_memory() const override { return true; }  // where the budget is concerned
+  bool uses_host_memory() const override { return !free_bytes_; }
+  std::optional<int64_t> free_bytes() override { return free_bytes_; }
   bool reads_pinned_memory() const override { return reads_pinned_memory_; }
   Buffer allocate(int64_t bytes, std::string_view tag) override;
   Buffer allocate_host(int64_t bytes, std::string_view tag) override;  // always open to the host
@@ -80,6 +83,7 @@ class RemoteDevice final : public Backend {
   using Work = std::function<void()>;
 
   bool is_closed_, sums_, reads_pinned_memory_;
+  std::optional<int64_t> free_bytes_;
   uint64_t state_;
   std::unique_ptr<RemoteOps> ops_;
   std::unique_ptr<RemoteLane> compute_, copy_;

@@ -68,9 +68,13 @@ void prepare_cuda() {
   setenv("NCCL_NVLS_ENABLE", "0", 1);
 }
 
+VisibleGpus usable_from(const cuda::DeviceCount& devices) {
+  return {.sms = devices.sms, .sm_min = cuda::kSmMin};
+}
+
 // The device of each rank.
 std::vector<int> devices_of(const Settings& settings) {
-  return gpus_of_ranks(settings.tp, cuda::count_devices().count, settings.gpus, visible_devices_variable());
+  return gpus_of_ranks(settings.tp, usable_from(cuda::count_devices()), settings.gpus, visible_devices_variable());
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const Settings& settings, int rank) {
@@ -133,11 +137,12 @@ std::vector<AllReduceTiming> time_cuda_all_reduce(const Settings& settings, int6
 }
 
 std::vector<std::string> describe_cuda() {
-  std::vector<int> all;
-  for (int device = 0; device < cuda::count_devices().count; ++device) all.push_back(device);
+  const VisibleGpus visible = usable_from(cuda::count_devices());
+  const std::vector<int> all = visible.usable();
   if (all.empty()) return {};
   const cuda::SelfTest test = cuda::run_self_test(all);
   std::vector<std::string> lines = cuda::banner(test);
+  if (const std::string text = visible.left_out(); !text.empty()) lines.push_back(text);
   for (const std::string& finding : cuda::findings(test)) lines.push_back("warning: " + finding);
   return lines;
 }
@@ -157,6 +162,9 @@ DeviceNotes cuda_notes(const Settings& settings) {
     traits.push_back({gpu->caps.name, gpu->caps.device_sm, gpu->caps.memory_bytes});
   }
   for (const std::string& note : uneven_gpu_notes(traits)) notes.warnings.push_back(note);
+  if (settings.gpus.empty())
+    if (const std::string text = usable_from(cuda::count_devices()).left_out(); !text.empty())
+      notes.banner.push_back(text);
   return notes;
 }
 
@@ -223,7 +231,11 @@ std::string why_no_cuda() {
   const std::optional<std::string> variable = visible_devices_variable();
   if (std::string why = why_none_visible(read_gpus(), variable); !why.empty()) return why;
   const cuda::DeviceCount devices = cuda::count_devices();
-  if (devices.count > 0 || !variable) return devices.why_none;
+  if (devices.count > 0) {
+    const VisibleGpus visible = usable_from(devices);
+    return visible.usable().empty() ? visible.left_out() : "";
+  }
+  if (!variable) return devices.why_none;
   return fmt::format("CUDA_VISIBLE_DEVICES is \"{}\": {}", printable(*variable), devices.why_none);
 }
 #else

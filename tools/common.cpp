@@ -228,6 +228,10 @@ void add_shared_flags(CLI::App& app, SharedFlags& flags) {
   app.add_flag("-v,--verbose", flags.verbose, "say more on standard error")->group("Output");
 }
 
+void hide_flags(CLI::App& app, std::initializer_list<const char*> names) {
+  for (const char* name : names) app.get_option(name)->group("");
+}
+
 // For a rank that hangs: nothing can be destroyed behind its back.
 [[noreturn]] void end_stuck_process(const std::exception_ptr& cause) {
   int code = 1;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -38,6 +39,8 @@ CLI::Option* add_text_option(CLI::App& app, const char* name, std::optional<std:
                              const char* help);
 // `flags` outlives the parse.
 void add_shared_flags(CLI::App& app, SharedFlags& flags);
+// Shared flags that a program refuses with a word of its own: its help does not list them.
+void hide_flags(CLI::App& app, std::initializer_list<const char*> names);
 
 struct Settings {
   std::string model_dir;

@@ -70,7 +70,7 @@ if wants ranks; then
 fi
 if wants sanitize; then
   # Without the cases that take minutes under a sanitizer; a test asks for more memory than there is, on purpose.
-  fast=(--test-case-exclude='every_case*,prefill_of*,rows_that_fill*,results_beyond*')
+  fast=(--test-case-exclude='every_case*,prefill_of*,rows_that_fill*,results_beyond*,kernels_that_start*')
   check memcheck compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
     "$build/tests/cuda_ops_test" "${fast[@]}"
   check racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$build/tests/cuda_ops_test" "${fast[@]}"

@@ -45,6 +45,7 @@ void add_flags(CLI::App& app, BenchFlags& flags) {
       ->type_name("A.json B.json")
       ->expected(2);
   add_shared_flags(app, flags.shared);
+  hide_flags(app, {"--dry-run"});
 
   CLI::App* ops = app.add_subcommand("ops", "each op on the cases of the tests and on published shapes");
   ops->callback([&flags] { flags.runs_ops = true; });

@@ -44,6 +44,7 @@ void add_flags(CLI::App& app, ParityFlags& flags) {
   add_text_option(app, "--evidence", flags.evidence, "DIR",
                   "writes DIR/MODEL-DEVICE-ARM.json for each arm, for configs/arms.json; needs --oracle");
   add_shared_flags(app, flags.shared);
+  hide_flags(app, {"--dry-run", "--trace"});
 }
 
 Settings settings_of_arm(const ParityFlags& flags, const std::string& arm) {

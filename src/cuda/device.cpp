@@ -12,6 +12,17 @@ void check(cudaError_t status, const char* what) {
   throw_error(code, "{}: {} (CUDA error {})", what, cudaGetErrorString(status), static_cast<int>(status));
 }
 
+namespace {
+
+int sm_of(int device) {
+  int major = 0, minor = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "reading a device's generation");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "reading a device's generation");
+  return 10 * major + minor;
+}
+
+}  // namespace
+
 DeviceCaps forced_to(DeviceCaps caps, int sm) {
   caps.sm = std::min(caps.sm, sm);
   if (caps.sm < 80) caps.shared_bytes = std::min<int64_t>(caps.shared_bytes, 64 << 10);
@@ -21,7 +32,10 @@ DeviceCaps forced_to(DeviceCaps caps, int sm) {
 DeviceCount count_devices() {
   DeviceCount devices;
   const cudaError_t status = cudaGetDeviceCount(&devices.count);
-  if (status == cudaSuccess && devices.count > 0) return devices;
+  if (status == cudaSuccess && devices.count > 0) {
+    for (int device = 0; device < devices.count; ++device) devices.sms.push_back(sm_of(device));
+    return devices;
+  }
   devices.count = 0;
   devices.why_none = status == cudaSuccess ? "no device is visible" : cudaGetErrorString(status);
   static_cast<void>(cudaGetLastError());
@@ -41,7 +55,7 @@ DeviceCaps query_device(int ordinal, std::optional<int> force_sm) {
   check(cudaSetDevice(ordinal), "choosing the device");
   DeviceCaps caps;
   caps.device = ordinal;
-  caps.device_sm = 10 * properties.major + properties.minor;
+  caps.device_sm = devices.sms[static_cast<size_t>(ordinal)];
   caps.name = properties.name;
   caps.pci = fmt::format("{:04x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID, properties.pciDeviceID);
   caps.uuid = "GPU-";
@@ -56,11 +70,13 @@ DeviceCaps query_device(int ordinal, std::optional<int> force_sm) {
         "reading a device's properties");
   caps.reads_pinned_memory = reads_pinned != 0;
   if (caps.device_sm < kSmMin)
-    throw_error(ErrorCode::usage,
-                "CUDA device {} ({}) is of compute capability {}.{}; 7.5 (Turing) is the oldest supported", ordinal,
-                caps.name, properties.major, properties.minor);
+    throw_error(ErrorCode::usage, "CUDA device {} ({}) is of sm_{}; sm_{} (Turing) is the oldest supported", ordinal,
+                caps.name, caps.device_sm, kSmMin);
   caps.sm = std::min(caps.device_sm, compiled_sm());
   caps.is_90a = compiled_for_90a();
+  int driver = 0;
+  check(cudaDriverGetVersion(&driver), "asking for the driver's version");
+  caps.is_cuda_13 = std::min(driver, CUDART_VERSION) >= 13000;
   return forced_to(caps, force_sm.value_or(caps.sm));
 }
 

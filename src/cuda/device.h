@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/base.h"
 
@@ -23,18 +24,19 @@ struct DeviceCaps {
   int multiprocessors = 68;
   int64_t shared_bytes = 64 << 10;  // per block, with opt-in
   int64_t memory_bytes = 0;
-  bool is_90a = false;    // whether the kernels that run are compiled for exactly this Hopper card
-  int device = 0;         // ordinal
-  int device_sm = 75;     // of the hardware
-  std::string name = {};  // "NVIDIA GeForce RTX 2080 Ti"
-  std::string pci = {};   // "0000:17:00.0"
-  std::string uuid = {};  // "GPU-1a2b3c4d-..."
+  bool is_90a = false;      // whether the kernels that run are compiled for exactly this Hopper card
+  bool is_cuda_13 = false;  // driver and toolkit, or newer
+  int device = 0;           // ordinal
+  int device_sm = 75;       // of the hardware
+  std::string name = {};    // "NVIDIA GeForce RTX 2080 Ti"
+  std::string pci = {};     // "0000:17:00.0"
+  std::string uuid = {};    // "GPU-1a2b3c4d-..."
   // Registered host memory, at the addresses that the host has it at.
   bool reads_pinned_memory = true;
 
   bool has_bf16_mma() const { return sm >= 80; }
-  // Kernels that start while the previous one still runs.
-  bool starts_early() const { return sm >= 90; }
+  // Kernels that start while the previous one still runs, also from graphs and where their blocks wait for each other.
+  bool starts_early() const { return sm >= 90 && is_cuda_13; }
   // Matrix instructions of warpgroups.
   bool has_wgmma() const { return sm == 90 && is_90a; }
 };
@@ -51,10 +53,11 @@ struct Queue {
   operator cudaStream_t() const { return stream; }  // NOLINT(google-explicit-constructor): for the CUDA runtime
 };
 
-// CUDA devices that this process may use; 0 without a driver. `why_none` then says why in one line.
+// CUDA devices that this process sees; 0 without a driver. `why_none` then says why in one line.
 struct DeviceCount {
   int count = 0;
-  std::string why_none;
+  std::vector<int> sms = {};  // of each, also those older than kSmMin
+  std::string why_none = {};
 };
 DeviceCount count_devices();
 

@@ -113,14 +113,10 @@ template <bool kVector, int kRows, typename TW, typename TOut, typename Runs>
 __global__ void __launch_bounds__(kCanonicalThreads, kRows == 1 ? kDownWarps * kWarp / kCanonicalThreads : 1)
     canonical_down_kernel(const __grid_constant__ Runs runs, const float* h, int64_t inter, int64_t hidden, int turns,
                           TOut* out, int64_t out_stride) {
-  // What the runs are was known before the previous kernel, which made h.
   if constexpr (kRows > 1) after_previous();
   for_each_run(runs, [&](int i) {
     const CanonicalRun run = runs.at(i);
-    if (run.count == 0) {
-      if constexpr (kRows == 1) after_previous();
-      return;
-    }
+    if (run.count == 0) return;
     const auto* w = static_cast<const TW*>(run.down);
     if constexpr (kRows == 1) {
       extern __shared__ uint4 shared[];
@@ -130,7 +126,7 @@ __global__ void __launch_bounds__(kCanonicalThreads, kRows == 1 ? kDownWarps * k
                                  .step = block_groups(),
                                  .turns = turns};
       RowSums<1, 5, float, TW> row(rows, static_cast<int>(inter));
-      after_previous();
+      after_previous();  // which made h; what the runs are was known before
       auto* staged = reinterpret_cast<float*>(shared);
       stage_row(h + run.h_row * inter, static_cast<int>(inter), staged);
       row.finish(staged, [&](int column, const float(&sums)[1]) {
@@ -158,6 +154,7 @@ __global__ void __launch_bounds__(kCanonicalThreads, kRows == 1 ? kDownWarps * k
         if (m == lane) store_float(out + run.out_row(m) * out_stride + column, sums[m][0]);
     }
   });
+  if constexpr (kRows == 1) after_previous();  // also where a block has no run
 }
 
 struct ExpertShapes {

@@ -95,7 +95,7 @@ __device__ inline float silu(float t) {
 
 // Waits for the stream's previous kernel and what it waited for, then lets the next one start. Before it a kernel may
 // read what no kernel writes, such as weights, or what was written before the previous one; so that this is under way
-// by then. All threads of a kernel that launch_early() launches call it once, before they touch anything else.
+// by then. All threads of a kernel that launch_early() launches call it, before they touch anything else.
 __device__ inline void after_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -221,7 +221,20 @@ void Engine::plan_budget(const EngineOptions& options) {
   }
 }
 
+void Engine::require_free_device_memory() const {
+  for (int r = 0; r < world(); ++r) {
+    Backend& backend = rank(r).backend();
+    if (backend.uses_host_memory()) continue;
+    const int64_t needed = budget_.total(MemoryPlace::vram(r)), free = *backend.free_bytes();
+    if (needed > free)
+      throw_error(ErrorCode::resource,
+                  "the plan takes {} of {}, which has {} free: lower --vram-budget, or stop what else uses it",
+                  bytes_text(needed), backend.name(), bytes_text(free));
+  }
+}
+
 void Engine::load(const EngineOptions& options, const Devices& devices) {
+  require_free_device_memory();
   const int64_t total = memory_.weights + memory_.experts + memory_.tables;
   int64_t done = 0;
   const auto progress = [&](int64_t bytes) {

@@ -172,6 +172,8 @@ class Engine {
   int64_t logits_bytes() const;
   std::unique_ptr<RankContext> plan_rank(const EngineOptions& options, const Devices& devices, int rank) const;
   void plan_budget(const EngineOptions& options);
+  // A budget that the user names may be more than a device has: known before a load of minutes.
+  void require_free_device_memory() const;
   void load(const EngineOptions& options, const Devices& devices);
   void run_ranks(const std::function<void(int rank)>& work);
   void emit_logits(int64_t begin, int64_t end, int64_t row_offset, const LogitSink& sink);

@@ -85,28 +85,47 @@ std::string why_none_visible(std::span<const GpuIdentity> all, std::optional<std
                      variable_text(*visible_devices), all.size(), all.size() - 1);
 }
 
-std::vector<int> gpus_of_ranks(int ranks, int visible, std::span<const int> gpus,
+std::vector<int> VisibleGpus::usable() const {
+  std::vector<int> found;
+  for (int gpu = 0; gpu < count(); ++gpu)
+    if (is_usable(gpu)) found.push_back(gpu);
+  return found;
+}
+
+std::string VisibleGpus::left_out() const {
+  std::vector<std::string> names;
+  for (int gpu = 0; gpu < count(); ++gpu)
+    if (!is_usable(gpu)) names.push_back(fmt::format("{} (sm_{})", gpu, sms[static_cast<size_t>(gpu)]));
+  if (names.empty()) return "";
+  return fmt::format("GPU{} {} {} older than sm_{} and not used", names.size() == 1 ? "" : "s", fmt::join(names, ", "),
+                     names.size() == 1 ? "is" : "are", sm_min);
+}
+
+std::vector<int> gpus_of_ranks(int ranks, const VisibleGpus& visible, std::span<const int> gpus,
                                std::optional<std::string_view> visible_devices) {
   const std::string origin = visible_devices ? fmt::format(" ({})", variable_text(*visible_devices)) : "";
   for (size_t i = 0; i < gpus.size(); ++i) {
-    if (gpus[i] < 0 || gpus[i] >= visible)
-      throw_error(ErrorCode::usage, "--gpus names GPU {}, but the visible ones are 0 to {}{}", gpus[i], visible - 1,
-                  origin);
+    if (gpus[i] < 0 || gpus[i] >= visible.count())
+      throw_error(ErrorCode::usage, "--gpus names GPU {}, but the visible ones are 0 to {}{}", gpus[i],
+                  visible.count() - 1, origin);
+    if (!visible.is_usable(gpus[i]))
+      throw_error(ErrorCode::usage, "--gpus names GPU {}, which is of sm_{}; sm_{} is the oldest supported", gpus[i],
+                  visible.sms[static_cast<size_t>(gpus[i])], visible.sm_min);
     if (std::find(gpus.begin(), gpus.begin() + static_cast<std::ptrdiff_t>(i), gpus[i]) !=
         gpus.begin() + static_cast<std::ptrdiff_t>(i))
       throw_error(ErrorCode::usage, "--gpus names GPU {} twice; ranks are dealt over the GPUs in turn", gpus[i]);
   }
-  if (gpus.empty() && ranks > visible) {
-    std::vector<int> all;
-    for (int i = 0; i < visible; ++i) all.push_back(i);
-    throw_error(ErrorCode::usage,
-                "--tp {}: {} ranks asked, {} device{} visible{}; --gpus {} has ranks share a GPU, --device cpu needs "
-                "none",
-                ranks, ranks, visible, visible == 1 ? "" : "s", origin, fmt::join(all, ","));
+  const std::vector<int> usable = visible.usable();
+  if (gpus.empty() && ranks > std::ssize(usable)) {
+    const std::string left_out = visible.left_out();
+    throw_error(ErrorCode::usage, "--tp {}: {} ranks asked, {} device{} visible{}{}{}; {}--device cpu needs none",
+                ranks, ranks, usable.size(), usable.size() == 1 ? "" : "s", origin, left_out.empty() ? "" : ", ",
+                left_out,
+                usable.empty() ? "" : fmt::format("--gpus {} has ranks share a GPU, ", fmt::join(usable, ",")));
   }
+  const std::span<const int> dealt = gpus.empty() ? std::span<const int>(usable) : gpus;
   std::vector<int> of_ranks;
-  for (int rank = 0; rank < ranks; ++rank)
-    of_ranks.push_back(gpus.empty() ? rank : gpus[static_cast<size_t>(rank) % gpus.size()]);
+  for (int rank = 0; rank < ranks; ++rank) of_ranks.push_back(dealt[static_cast<size_t>(rank) % dealt.size()]);
   return of_ranks;
 }
 

@@ -30,10 +30,22 @@ std::vector<int> visible_gpus(std::span<const GpuIdentity> all, std::optional<st
 // Why `visible_devices` leaves nothing of `all`, naming the variable; "" where it leaves something.
 std::string why_none_visible(std::span<const GpuIdentity> all, std::optional<std::string_view> visible_devices);
 
+// The GPUs that the driver lets this process see, by ordinal, and the oldest generation that kernels exist for.
+struct VisibleGpus {
+  std::vector<int> sms;  // 61, 75, 90, ...
+  int sm_min = 75;
+
+  int count() const { return static_cast<int>(sms.size()); }
+  bool is_usable(int gpu) const { return sms[static_cast<size_t>(gpu)] >= sm_min; }
+  std::vector<int> usable() const;
+  // "GPU 0 (sm_61) is older than sm_75 and not used"; "" where all are usable.
+  std::string left_out() const;
+};
+
 // The visible device of each of `ranks` ranks. They are dealt over `gpus` in turn, so that several may share one;
-// without `gpus` each rank gets a device of its own. Throws Error{usage}: a device that is not visible, or named twice;
-// fewer devices than ranks and no `gpus` that says to share them.
-std::vector<int> gpus_of_ranks(int ranks, int visible, std::span<const int> gpus,
+// without `gpus` each rank gets a usable device of its own. Throws Error{usage}: a device that is not visible or not
+// usable, or named twice; fewer devices than ranks and no `gpus` that says to share them.
+std::vector<int> gpus_of_ranks(int ranks, const VisibleGpus& visible, std::span<const int> gpus,
                                std::optional<std::string_view> visible_devices);
 
 // What a rank's device is like.
