@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds for this machine's GPU, runs the tests that need one and measures the published model cut to 4 and 12 layers,
-# with weights made up in memory: one call, logs in a folder, a short table last.
+# with weights made up in memory: one call, logs in a folder, a short table last. Benchmarks run alone, tests beside one
+# another.
 #
 #   tools/gpu_check.sh [--only build|test|ranks|sanitize|parity|bench] [--out FOLDER] [--build FOLDER]
 #
@@ -24,20 +25,38 @@ while [ $# -gt 0 ]; do
 done
 mkdir -p "$out/evidence"
 wants() { [ "$only" = all ] || [ "$only" = "$1" ]; }
-rows=() failed=0 configure=()
+rows=() pending=() failed=0 configure=()
 if [ -d .deps/usr ]; then configure=(-DOFFLOAD_PREFER_DEPS=ON); fi
-note() { rows+=("$(printf '%-34s %s' "$1" "$2")"); }
 
-# check NAME COMMAND...: the command's log is NAME.log; the table says ok or FAILED with the last line.
-check() {
+# outcome NAME COMMAND...: prints the table's row, ok or FAILED with the last line; the command's log is NAME.log.
+outcome() {
   local name=$1 begin=$SECONDS
   shift
   if "$@" >"$out/$name.log" 2>&1; then
-    note "$name" "ok ($((SECONDS - begin)) s)"
+    printf '%-34s ok (%s s)' "$name" $((SECONDS - begin))
   else
-    note "$name" "FAILED ($((SECONDS - begin)) s): $(tail -n 1 "$out/$name.log")"
-    failed=1
+    printf '%-34s FAILED (%s s): %s' "$name" $((SECONDS - begin)) "$(tail -n 1 "$out/$name.log")"
+    return 1
   fi
+}
+check() {
+  local row
+  row=$(outcome "$@") || failed=1
+  rows+=("$row")
+}
+# beside NAME COMMAND...: check, while others run. join waits for them and puts their rows into the table.
+beside() {
+  outcome "$@" >"$out/$1.row" &
+  pending+=("$! $1")
+}
+join() {
+  local each
+  for each in "${pending[@]}"; do
+    wait "${each%% *}" || failed=1
+    rows+=("$(cat "$out/${each#* }.row")")
+    rm "$out/${each#* }.row"
+  done
+  pending=()
 }
 
 # bench NAME LAYERS ARGS...: offload-bench on the published model cut to so many layers; its result lines go into the
@@ -55,10 +74,28 @@ if wants build || [ ! -x "$build/tools/offload-bench" ]; then
   check build cmake --build "$build" --target cuda_ops_test cuda_model_test cuda_group_test cuda_ranks_test \
     offload-bench offload-parity offload-probe offload-stress offload-run
 fi
-if wants test; then
-  check ops "$build/tests/cuda_ops_test" -s
-  check model "$build/tests/cuda_model_test" -s
+if wants parity; then
+  rm -rf "$build/demo-qwen4-exp-stressed"
+  check twin "$build/tools/offload-stress" --out "$build/demo-qwen4-exp-stressed"
+  for plan in native 75; do
+    flags=(--device cuda --oracle --evidence "$out/evidence")
+    if [ "$plan" != native ]; then flags+=(--force-sm "$plan"); fi
+    beside "parity-$plan" "$build/tools/offload-parity" "${flags[@]}"
+    beside "parity-twin-$plan" "$build/tools/offload-parity" "${flags[@]}" --model "$build/demo-qwen4-exp-stressed"
+  done
 fi
+if wants test; then
+  beside ops "$build/tests/cuda_ops_test" -s
+  beside model "$build/tests/cuda_model_test" -s
+fi
+if wants sanitize; then
+  # Without the cases that take minutes under a sanitizer; a test asks for more memory than there is, on purpose.
+  fast=(--test-case-exclude='every_case*,prefill_of*,rows_that_fill*,results_beyond*,kernels_that_start*')
+  beside memcheck compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
+    "$build/tests/cuda_ops_test" "${fast[@]}"
+  beside racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$build/tests/cuda_ops_test" "${fast[@]}"
+fi
+join
 if wants ranks; then
   check group "$build/tests/cuda_group_test"
   check fault "$build/tests/cuda_group_test" --no-skip --test-case='a_kernel_fault_*'
@@ -67,23 +104,6 @@ if wants ranks; then
     check all-reduce "$build/tools/offload-bench" all-reduce --tp 2 --repeat 7
     rows+=("$(grep -E ' us| ms' "$out/all-reduce.log" | sed 's/^/    /')")
   fi
-fi
-if wants sanitize; then
-  # Without the cases that take minutes under a sanitizer; a test asks for more memory than there is, on purpose.
-  fast=(--test-case-exclude='every_case*,prefill_of*,rows_that_fill*,results_beyond*,kernels_that_start*')
-  check memcheck compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
-    "$build/tests/cuda_ops_test" "${fast[@]}"
-  check racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$build/tests/cuda_ops_test" "${fast[@]}"
-fi
-if wants parity; then
-  rm -rf "$build/demo-qwen4-exp-stressed"
-  check twin "$build/tools/offload-stress" --out "$build/demo-qwen4-exp-stressed"
-  for plan in native 75; do
-    flags=(--device cuda --oracle --evidence "$out/evidence")
-    if [ "$plan" != native ]; then flags+=(--force-sm "$plan"); fi
-    check "parity-$plan" "$build/tools/offload-parity" "${flags[@]}"
-    check "parity-twin-$plan" "$build/tools/offload-parity" "${flags[@]}" --model "$build/demo-qwen4-exp-stressed"
-  done
 fi
 if wants bench; then
   check pinning "$build/tools/offload-probe" --pin-gib 56.25 -o "$out/machine.json"
