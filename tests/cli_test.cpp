@@ -281,7 +281,7 @@ TEST_CASE("two_outputs_never_share_a_file") {
   const TemporaryFolder folder;
   const std::string path = folder.path("same");
   check_refused(run({"-p", "hi", "--max-tokens", "1", "--logits-out", path, "--trace", path}), 2,
-                {path, "is being written already"});
+                {path, "another output has that name"});
   CHECK(fs::is_empty(folder.path()));
 }
 
@@ -459,6 +459,8 @@ TEST_CASE("empty_and_unusable_prompts_are_refused") {
   check_refused(run({"--prompt-ids", "4096"}), 2, {"4096", "4095"});
   check_refused(run({"--prompt-file", folder.path("none")}), 2, {"--prompt-file", "No such file"});
   check_refused(run({"--messages", folder.write("a.json", "[]")}), 2, {"messages"});
+  check_refused(run({"--messages", "/nonexistent.json"}), 2, {"--messages /nonexistent.json: No such file"});
+  check_refused(run({"--messages", folder.write("no.json", "[")}), 2, {"--messages ", "no.json"});
   check_refused(run({"--messages", folder.write("n.json", R"([{"role": "user", "contnet": "a"}])")}), 2,
                 {"messages[0]", "neither \"content\" nor \"tool_calls\""});
   check_refused(run({"--messages", folder.write("b.json", R"({"message": []})")}), 2, {"b.json", "messages"});

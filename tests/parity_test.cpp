@@ -292,8 +292,13 @@ TEST_CASE("a_flip_on_a_prompt_on_which_no_control_flips_fails_the_run_however_ma
 
 TEST_CASE("evidence_is_one_file_for_each_arm_named_after_model_and_device") {
   const StoredFolder folder;
-  run_json({"--arms", "scaled_moe", "--prompts", "en", "--prompt-tokens", "10", "--decode-tokens", "1", "--oracle",
-            "--evidence", folder.path()});
+  const auto arguments = [&](const char* prompt_tokens) {
+    return Arguments{"--arms",          "scaled_moe", "--prompts", "en",         "--prompt-tokens", prompt_tokens,
+                     "--decode-tokens", "1",          "--oracle",  "--evidence", folder.path()};
+  };
+  refuses(arguments("127"), "scaled_moe begins at 128 rows, and no prompt computes more than 127 at once");
+  CHECK(fs::is_empty(folder.path()));
+  run_json(arguments("128"));
   for (const char* arm : {"bf16", "control", "control_dense", "control_hc", "control_moe", "scaled_moe"}) {
     const std::string path = folder.file(fmt::format("demo-qwen4-exp-cpu-{}.json", arm));
     REQUIRE_MESSAGE(fs::exists(path), path);

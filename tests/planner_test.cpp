@@ -111,6 +111,7 @@ TEST_CASE("a_machine_without_a_link_keeps_all_experts_where_they_are") {
   CHECK(plan.options.policy.slots == plan.experts_per_rank);
   CHECK(plan.predicted.prefill.copied_bytes == 0);
   CHECK(contains(plan.notes.front(), "no link"));
+  CHECK(contains(plan_text(plan, machine, small_model(), small_request(1)), "--expert-slots 0 "));
   for (const Lever& lever : plan.levers) CHECK(lever.input != "link.h2d_gib_s");
 }
 
@@ -191,6 +192,9 @@ TEST_CASE("offload_plan_prints_a_plan_replays_traces_and_refuses_in_one_line") {
   CHECK(json["choice"]["tp"] == 2);
   CHECK(json["predicted"]["decode"]["tok_s"].get<double>() > 0);
   CHECK(parse_json(read_text_file(folder + "/trace.json", 1 << 28), "trace")["traceEvents"].size() > 100);
+  CHECK(!contains(replayed.out, "longer chunks were not tried"));
+  CHECK(contains(run({"--replay", folder + "/routing", "--prompt-tokens", "301"}).out,
+                 "prompts of up to 300 tokens, not 301: longer chunks were not tried"));
   const std::string text = run({"--prompt-tokens", "500"}).out;
   CHECK(contains(text, "next lever"));
   // What it advises, offload-run takes.

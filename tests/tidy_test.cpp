@@ -18,24 +18,25 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Build trees, and hidden folders but those of the project: the repository itself and what is kept out of it.
-bool is_skipped(const std::string& top_level_name) {
-  const bool is_project_file =
-      top_level_name == ".ci" || top_level_name == ".clang-format" || top_level_name == ".gitignore";
-  return top_level_name.starts_with("build") || (top_level_name.starts_with(".") && !is_project_file);
-}
+// The project's own below the source root: beside it lie build trees, the repository and what its users write there.
+constexpr std::array kProject{
+    ".ci",       ".clang-format", ".gitignore", "CMakeLists.txt", "CMakePresets.json",     "LICENSE",
+    "README.md", "cmake",         "configs",    "docs",           "models/demo-qwen4-exp", "src",
+    "tests",     "tools"};
 
 // Paths below the source root, with '/', sorted.
 std::vector<std::string> source_files() {
   const fs::path root = OFFLOAD_SOURCE_DIR;
   std::vector<std::string> paths;
-  for (auto entry = fs::recursive_directory_iterator(root); entry != fs::recursive_directory_iterator(); ++entry) {
-    const fs::path relative = entry->path().lexically_relative(root);
-    if (entry.depth() == 0 && is_skipped(relative.string())) {
-      entry.disable_recursion_pending();
-    } else if (entry->is_regular_file() && !entry->is_symlink()) {
-      paths.push_back(relative.generic_string());
-    }
+  const auto add = [&](const fs::directory_entry& entry) {
+    if (entry.is_regular_file() && !entry.is_symlink())
+      paths.push_back(entry.path().lexically_relative(root).generic_string());
+  };
+  for (const char* name : kProject) {
+    const fs::directory_entry top(root / name);
+    add(top);
+    if (top.is_directory())
+      for (const auto& entry : fs::recursive_directory_iterator(top)) add(entry);
   }
   std::sort(paths.begin(), paths.end());
   return paths;

@@ -4,6 +4,10 @@
 # offload; a program built with -DOFFLOAD_PREFER_DEPS=ON runs there as it is. Needs no root, but package lists (apt-get
 # update) and the network. Takes seconds: 2 MB to download, 7 MB when unpacked.
 set -euo pipefail
+if [ $# -gt 0 ]; then
+  sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+  case $1 in -h | --help) exit 0 ;; *) exit 2 ;; esac
+fi
 
 root=$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=tools/packages.sh

@@ -190,7 +190,8 @@ int run_model(const BenchFlags& flags, const std::string& command) {
 int run_main(int argc, char** argv) {
   CLI::App app(
       "Measures the speed of a model, or of single ops, beside what the memory and the FMA units of this machine "
-      "allow, measured in the same run. Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
+      "allow, measured in the same run. Exit codes: 0 done, 1 failed, 2 bad usage, "
+      "130 interrupted, 129 and 143 by SIGHUP and SIGTERM, 141 where its reader has gone.",
       std::string(kProgram));
   BenchFlags flags;
   add_flags(app, flags);

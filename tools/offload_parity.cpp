@@ -126,6 +126,25 @@ void refuse_unused(const ParityFlags& flags) {
     throw_error(ErrorCode::usage, "--evidence {}: is no folder", printable(*flags.evidence, 4096));
 }
 
+// An arm whose rules begin at more rows than any prompt has computes the baseline's numbers and proves nothing.
+std::vector<std::string> idle_arms(const ParityJob& job) {
+  int64_t rows = job.reference ? job.reference->prompt_tokens : 0;
+  for (const ParityPrompt& prompt : job.prompts) rows = std::max(rows, std::ssize(prompt.ids));
+  if (job.baseline.chunk > 0) rows = std::min(rows, job.baseline.chunk);
+  std::vector<std::string> idle;
+  for (const Settings& arm : job.arms) {
+    const auto rules = arm.arithmetic.rules.rules();
+    const auto least = std::min_element(rules.begin(), rules.end(),
+                                        [](const MathRule& a, const MathRule& b) { return a.rows_min < b.rows_min; });
+    if (least != rules.end() && least->rows_min > rows)
+      idle.push_back(fmt::format(
+          "{} begins at {} rows, and no prompt computes more than {} at once: it proves nothing; give longer prompts "
+          "(--prompt-tokens, --chunk)",
+          arm.arm, least->rows_min, rows));
+  }
+  return idle;
+}
+
 int run(const ParityFlags& flags, const std::string& command) {
   refuse_unused(flags);
   Settings baseline = settings_of(flags.shared);
@@ -141,7 +160,12 @@ int run(const ParityFlags& flags, const std::string& command) {
                               .model = printable(folder.filename().string(), 200),
                               .threads = baseline.threads,
                               .chunk = baseline.chunk};
-  const ParityResult result = run_parity(job_of(flags, std::move(baseline)));
+  const ParityJob job = job_of(flags, std::move(baseline));
+  for (const std::string& idle : idle_arms(job)) {
+    if (flags.evidence) throw_error(ErrorCode::usage, "--evidence: {}", idle);
+    say(kProgram, fmt::format("warning: {}", idle));
+  }
+  const ParityResult result = run_parity(job);
   if (flags.evidence) write_evidence(*flags.evidence, result, context);
   write_output(flags.shared.json ? json_text(parity_json(result, context)) : parity_table(result, context));
   const std::vector<std::string> broken = result.broken_promises();
@@ -152,8 +176,8 @@ int run(const ParityFlags& flags, const std::string& command) {
 int run_main(int argc, char** argv) {
   CLI::App app(
       "Has the baseline (--arm, bf16) decode behind each prompt, forces these tokens on each arm and compares all "
-      "logits. Exit codes: 0 done, 1 failed, or an arm marked strict can be told from the controls, 2 bad usage, 130 "
-      "interrupted.",
+      "logits. Exit codes: 0 done, 1 failed, or an arm marked strict can be told from the controls, 2 bad usage, "
+      "130 interrupted, 129 and 143 by SIGHUP and SIGTERM, 141 where its reader has gone.",
       std::string(kProgram));
   ParityFlags flags;
   add_flags(app, flags);

@@ -108,7 +108,8 @@ int run(const PlanFlags& flags) {
 int run_main(int argc, char** argv) {
   CLI::App app(
       "Predicts how a model is served best on a machine, by simulating the production policy. Text goes to standard "
-      "output, all else to standard error. Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
+      "output, all else to standard error. Exit codes: 0 done, 1 failed, 2 bad usage, "
+      "130 interrupted, 129 and 143 by SIGHUP and SIGTERM, 141 where its reader has gone.",
       std::string(kProgram));
   PlanFlags flags;
   add_flags(app, flags);

@@ -243,7 +243,8 @@ int run(const RunFlags& flags) {
 int run_main(int argc, char** argv) {
   CLI::App app(
       "Answers a prompt with a mixture-of-experts model. Text goes to standard output, all else to standard "
-      "error. Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
+      "error. Exit codes: 0 done, 1 failed, 2 bad usage, "
+      "130 interrupted, 129 and 143 by SIGHUP and SIGTERM, 141 where its reader has gone.",
       std::string(kProgram));
   RunFlags flags;
   add_flags(app, flags);

@@ -97,8 +97,8 @@ int run(const StressFlags& flags) {
 int run_main(int argc, char** argv) {
   CLI::App app(
       "Writes a copy of a checkpoint folder that computes the same function with very different magnitudes: BF16 gives "
-      "the same bits on both, FP16 without scaling does not. Exit codes: 0 done, 1 failed, 2 bad usage, 130 "
-      "interrupted.",
+      "the same bits on both, FP16 without scaling does not. Exit codes: 0 done, 1 failed, 2 bad usage, "
+      "130 interrupted, 129 and 143 by SIGHUP and SIGTERM, 141 where its reader has gone.",
       std::string(kProgram));
   StressFlags flags;
   const auto text = [&](const char* name, std::string& value, const char* type, const char* help) {

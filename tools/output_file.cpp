@@ -27,7 +27,8 @@ OutputFile::OutputFile(std::string_view flag, std::string path)
   check_output_path(flag_, path_);
   file_ = FileDescriptor(open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (file_.get() < 0 && errno == EEXIST)
-    throw_error(ErrorCode::usage, "{} {}: is being written already ({}); give another name or remove that", flag_,
+    throw_error(ErrorCode::usage,
+                "{} {}: another output has that name, or an earlier run left {}; give each a name of its own", flag_,
                 printable(path_, 4096), printable(partial_path_, 4096));
   if (file_.get() < 0) throw_error(ErrorCode::usage, "{} {}: {}", flag_, printable(path_, 4096), std::strerror(errno));
 }

@@ -59,7 +59,12 @@ void require_content(const OrderedJson& messages, const std::string& path) {
 // An array of messages, or an object with messages and what else a template sees.
 Conversation read_messages(const std::string& path, const PromptFlags& flags) {
   const std::string shown = printable(path, 4096);
-  OrderedJson document = parse_ordered_json(read_text_file(path, kPromptBytesMax), shown);
+  OrderedJson document;
+  try {
+    document = parse_ordered_json(read_text_file(path, kPromptBytesMax), shown);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::usage, "--messages " + error.message());
+  }
   Conversation conversation = start_conversation(flags);
   if (document.is_array()) {
     conversation.messages = std::move(document);

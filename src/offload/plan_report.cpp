@@ -31,14 +31,14 @@ double hit_rate(const PhaseTimes& phase) {
 
 std::string phase_line(const char* name, const PhaseTimes& phase) {
   if (phase.tokens == 0) return fmt::format("  {:<8} not in the trace\n", name);
-  std::string out = fmt::format("  {:<8} {:.1f} tok/s, bound by the {} lane; busy:", name, phase.tokens_per_s(),
-                                kSimLaneNames.at(static_cast<size_t>(phase.bound())));
+  constexpr double kBusyMostOfTheTime = 0.6;
+  const std::string bound = busy_share(phase, phase.bound()) < kBusyMostOfTheTime
+                                ? "order route, copy, run of each layer"
+                                : fmt::format("{} lane", kSimLaneNames.at(static_cast<size_t>(phase.bound())));
+  std::string out = fmt::format("  {:<8} {:.1f} tok/s, bound by the {}; busy:", name, phase.tokens_per_s(), bound);
   for (size_t lane = 0; lane < kSimLaneNames.size(); ++lane)
     out += fmt::format(" {} {:.0f} %", kSimLaneNames.at(lane), 100 * busy_share(phase, static_cast<SimLane>(lane)));
-  out += fmt::format("; {:.1f} % of expert runs hit", 100 * hit_rate(phase));
-  if (busy_share(phase, phase.bound()) < 0.6)
-    out += "; no lane is busy most of the time: the order route, copy, run of each layer bounds it";
-  return out + "\n";
+  return out + fmt::format("; {:.1f} % of expert runs hit\n", 100 * hit_rate(phase));
 }
 
 OrderedJson phase_json(const PhaseTimes& phase) {
@@ -67,9 +67,12 @@ std::string plan_text(const Plan& plan, const Machine& machine, const ModelSpec&
   out += fmt::format("  --chunk {}           prefill in the order of {}s\n", options.chunk, order_name(options.order));
   out += fmt::format("  --prefill-group {}\n", plan.prefill_group);
   out += fmt::format("  --shard {}\n", form_name(options.shard));
-  out += fmt::format("  --expert-slots {}    {:.1f} % of the rank's, {:.3f} MiB each\n", policy.slots,
-                     100 * static_cast<double>(policy.slots) / static_cast<double>(plan.experts_per_rank),
-                     gib(plan.slot_bytes) * 1024);
+  if (machine.link.h2d_bytes_per_s > 0)
+    out += fmt::format("  --expert-slots {}    {:.1f} % of the rank's, {:.3f} MiB each\n", policy.slots,
+                       100 * static_cast<double>(policy.slots) / static_cast<double>(plan.experts_per_rank),
+                       gib(plan.slot_bytes) * 1024);
+  else
+    out += "  --expert-slots 0     experts run where they lie\n";
   out += fmt::format("  --look-ahead {}\n", policy.lookahead_layers);
   out += fmt::format("  --cpu-experts {}%     of the missed experts in decode\n", policy.host_permille / 10);
   const PlanMemory& m = plan.memory;

@@ -45,6 +45,7 @@ class Search {
   double judge(Candidate& candidate, const CostModel& costs);
   // Keeps the better one.
   void consider(const SimOptions& options);
+  int64_t longest_prompt_step() const;
   std::vector<int64_t> chunks() const;
   void search_form(ShardForm shard);
   [[noreturn]] void refuse() const;
@@ -149,11 +150,16 @@ void Search::consider(const SimOptions& options) {
     best_of_form_ = candidate;
 }
 
-// Powers of two up to the longest prompt step.
-std::vector<int64_t> Search::chunks() const {
+int64_t Search::longest_prompt_step() const {
   int64_t longest = 1;
   for (int64_t s = 0; s < trace_.steps(); ++s)
     if (trace_.phase(s) == Phase::prefill) longest = std::max(longest, trace_.rows(s));
+  return longest;
+}
+
+// Powers of two up to the longest prompt step.
+std::vector<int64_t> Search::chunks() const {
+  const int64_t longest = longest_prompt_step();
   std::vector<int64_t> out;
   for (int64_t chunk = std::min<int64_t>(512, longest); chunk < longest && chunk <= 32768; chunk *= 2)
     out.push_back(chunk);
@@ -268,6 +274,9 @@ Plan Search::run() {
         "host share were tried");
   else if (!costs_.has_host())
     plan.notes.emplace_back("the machine file has no host.dram_gib_s: running experts on the host was not tried");
+  if (const int64_t longest = longest_prompt_step(); longest < std::min<int64_t>(request_.prompt_tokens, 32768))
+    plan.notes.push_back(fmt::format("the routing has prompts of up to {} tokens, not {}: longer chunks were not tried",
+                                     longest, request_.prompt_tokens));
   if (machine_.calibration && !is_calibrated_)
     plan.notes.emplace_back(
         "the machine's calibration is for another model or number of ranks: decode is by the roofs");
